@@ -1,0 +1,52 @@
+"""Errors are values: one exception that carries `(kind, message, where)`, the three fields every error message has on the wire."""
+
+from typing import Final, Literal, get_args
+
+Kind = Literal[
+    "bad_request",
+    "bad_config",
+    "bad_model",
+    "unknown_op",
+    "unknown_model",
+    "unknown_session",
+    "model_not_loaded",
+    "kv_gap",
+    "kv_full",
+    "context_exceeded",
+    "warming_up",
+    "draining",
+    "overloaded",
+    "deadline",
+    "cancelled",
+    "stage_lost",
+    "rank_failed",
+    "worker_failed",
+    "coordinator_lost",
+    "resume_expired",
+    "nccl_init_failed",
+    "nccl_not_initialised",
+    "insufficient_memory",
+    "insufficient_vram",
+    "unsupported",
+    "too_large",
+    "unauthorized",
+    "internal",
+]
+KINDS: Final[frozenset[str]] = frozenset(get_args(Kind))
+
+
+class ZrtError(Exception):
+    """A failure with a name. Code branches on `kind`; `message` is for people and names the thing and the way out.
+
+    `where` is the actor or file that failed, empty when the message already says it.
+    """
+
+    def __init__(self, kind: Kind, message: str, where: str = "") -> None:
+        super().__init__(message)
+        self.kind: Kind = kind
+        self.message = message
+        self.where = where
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where else ""
+        return f"{self.kind}: {self.message}{place}"

@@ -1,0 +1,18 @@
+"""The protocol, as msgspec Structs grouped by who receives them.
+
+| from | to | messages | where |
+| --- | --- | --- | --- |
+| client | coordinator | Generate Cancel Status Subscribe Unsubscribe Down | client.py |
+| coordinator | client | Ok Error Accepted Progress Piece Finished Cluster | client.py |
+| any process | coordinator | Register Beat | control.py |
+| `zrt up` | coordinator | ChildDied | control.py |
+| coordinator | block server | Assign Open Credit Close | control.py |
+| block server | coordinator | StateChanged LoadProgress Opened Sampled Filled StepFailed | control.py |
+| coordinator | first stage | InferenceRequest (token ids: prompts and replays) | inference.py |
+| stage | next stage | InferenceRequest (hidden states) | inference.py |
+| last stage | first stage | InferenceRequest (token ids: the ring) | inference.py |
+| any peer, bare | block server | InferenceRequest -> InferenceResponse | inference.py |
+| coordinator | any process | Shutdown | control.py |
+
+Every multipart between zrt actors starts with the header frame (header.py); a single frame is a bare documented message.
+"""

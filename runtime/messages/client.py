@@ -1,0 +1,209 @@
+"""What a client says to the coordinator and hears back: one msgpack map per ZeroMQ message, single frame, no header.
+
+Anything that can send msgpack over a DEALER can be a client. Connect to the cluster's endpoint, send one request, read events.
+Every request carries an `id` of the client's choice (any string to 64 characters, unique among its open requests) and every event repeats it.
+A map's `type` is the class name in snake_case:
+
+    {"type": "generate", "id": "1", "prompt": "Why is the sky blue?", "max_tokens": 64}
+    -> {"type": "accepted", "id": "1", "session": 123, "seed": 42, "prompt_tokens": 36}
+    -> {"type": "progress", "id": "1", "phase": "prefill", "done": 36, "total": 36}
+    -> {"type": "piece", "id": "1", "index": 0, "text": "The", "token_ids": [504]}
+    -> ...
+    -> {"type": "finished", "id": "1", "reason": "stop", "prompt_tokens": 36, "completion_tokens": 12, ...}
+
+A request that fails ends with one `error` event. Absent fields take the defaults below; unknown fields are refused.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+from zrt.runtime.messages.control import ActorState, KvStats, snake
+
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+Phase = Literal["queued", "prefill", "waiting", "replaying"]
+
+
+class Request(Struct, tag_field="type", tag=snake, forbid_unknown_fields=True, kw_only=True):
+    """Base of what a client sends."""
+
+    id: Id
+
+
+class Event(Struct, tag_field="type", tag=snake, kw_only=True):
+    """Base of what a client hears."""
+
+    id: Id
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+class ChatMessage(Struct, forbid_unknown_fields=True):
+    role: str
+    content: str
+
+
+class Generate(Request):
+    """Start a generation. Exactly one of `prompt`, `messages`, `token_ids` is given.
+
+    `prompt` is one user message put through the model's chat template, or plain text with `raw`. What is left out (None) is taken
+    from the model's generation_config; `temperature` 0 is greedy; without `seed` one is drawn and reported. Generation ends at an
+    end-of-sequence token, at a stop string (not part of the text), after `max_tokens`, or at the end of the context.
+    """
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
+    raw: bool = False
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    stop: list[Annotated[str, Meta(min_length=1)]] = []
+
+
+class Cancel(Request):
+    """Stop a session; its own stream ends with `finished`, reason `cancelled`. Answered by `ok`, or `error` unknown_session."""
+
+    session: int
+
+
+class Status(Request):
+    """Ask for one `cluster` event."""
+
+
+class Subscribe(Request):
+    """Ask for a `cluster` event now and after every change (at most ten a second), until `unsubscribe` or the client is gone."""
+
+
+class Unsubscribe(Request):
+    """End the subscription with this `id`; answered by `ok`."""
+
+
+class Down(Request):
+    """Bring the cluster down; answered by `ok` before it goes."""
+
+
+ClientRequest = Generate | Cancel | Status | Subscribe | Unsubscribe | Down
+
+
+# ---- events ---------------------------------------------------------------------------------------------------------
+
+
+class Ok(Event):
+    """Done as asked."""
+
+
+class Error(Event):
+    """The request failed; `kind` is one of errors.KINDS. `id` is empty when the request did not decode that far."""
+
+    id: str
+    kind: str
+    message: str
+    where: str = ""
+
+
+class Accepted(Event):
+    """The generation exists: its session id, the seed it samples with, and the prompt's length in tokens."""
+
+    session: int
+    seed: int
+    prompt_tokens: int
+
+
+class Progress(Event):
+    """What happens before and between tokens: prompt tokens run of those to run, a place in the queue, a replay, a wait."""
+
+    phase: Phase
+    done: int = 0
+    total: int = 0
+    message: str = ""
+
+
+class Piece(Event):
+    """Text that will not change any more, and the token ids sampled since the last piece; `index` counts tokens before this piece."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+
+
+class StageShare(Struct):
+    """Where one stage's time went over a generation, in milliseconds: waiting in its queue, computing; and its blocks."""
+
+    name: str
+    blocks: str
+    queue_ms: float
+    compute_ms: float
+
+
+class Timings(Struct):
+    """`queue_ms` until admission, `ttft_ms` until the first token, `decode_tok_s` tokens a second after the first (0: fewer than two)."""
+
+    queue_ms: float
+    ttft_ms: float
+    decode_tok_s: float
+
+
+class Finished(Event):
+    """The end of a generation. `token_ids` of all pieces together hold every sampled token, a final end-of-sequence included."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    seed: int
+    timings: Timings
+    stages: list[StageShare] = []
+
+
+class ActorInfo(Struct):
+    """One process as the coordinator sees it. `blocks` is "0-14", empty while blank; `silent_ms` is the time since its last beat."""
+
+    name: str
+    kind: str
+    state: ActorState
+    endpoint: str = ""
+    pid: int = 0
+    host: str = ""
+    device: str = ""
+    stage: int = -1
+    blocks: str = ""
+    progress: float = 0.0
+    sessions: int = 0
+    waiting: int = 0
+    steps: int = 0
+    busy_share: float = 0.0
+    rss_bytes: int = 0
+    restarts: int = 0
+    silent_ms: int = 0
+    kv: KvStats | None = None
+    fault: str = ""
+
+
+class SessionInfo(Struct):
+    """One live session."""
+
+    session: int
+    state: str
+    prompt_tokens: int
+    completion_tokens: int
+    epoch: int
+    route: list[str] = []
+
+
+class Cluster(Event):
+    """The whole cluster at one moment. `ready` is true when every stage has a ready replica."""
+
+    name: str
+    model: str
+    ready: bool
+    context: int
+    num_blocks: int
+    fault: str = ""
+    actors: list[ActorInfo] = []
+    sessions: list[SessionInfo] = []
+
+
+ClientEvent = Ok | Error | Accepted | Progress | Piece | Finished | Cluster

@@ -1,0 +1,276 @@
+"""zrt's own messages between actors, grouped by who receives them. Each is a msgpack map whose `type` is the class name in snake_case.
+
+Every process registers with the coordinator and then beats once a second. Block servers are told what to hold (`Assign`) and whose
+sessions to run (`Open`, `Credit`, `Close`); steps themselves are `InferenceRequest`s (see inference.py).
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+from zrt.runtime.messages.header import HopTime
+
+ActorKind = Literal["coordinator", "block_server", "supervisor"]
+ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drained", "stopped", "failed"]
+
+
+def snake(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+class Control(Struct, tag_field="type", tag=snake):
+    """Base of the messages below."""
+
+
+class Fault(Struct):
+    """An error as a value: `kind` is one of errors.KINDS, `message` is for people, `where` names the actor or file."""
+
+    kind: str
+    message: str
+    where: str = ""
+
+
+class Address(Struct, frozen=True):
+    """One process: its actor's name, its incarnation, and the endpoint of the ROUTER it binds."""
+
+    name: str
+    incarnation: int
+    endpoint: str
+
+
+# ---- anyone ---------------------------------------------------------------------------------------------------------
+
+
+class Done(Control):
+    """The reply to a question that has nothing else to say."""
+
+
+class Failed(Control):
+    """The reply to a question that could not be answered, or to a message that did not decode."""
+
+    fault: Fault
+
+
+# ---- received by the coordinator ------------------------------------------------------------------------------------
+
+
+class Assignment(Struct, frozen=True):
+    """What a block server holds: blocks first..last (inclusive, global) of `num_blocks`, in `dtype`, with `kv_bytes` of KV memory.
+
+    `serial` tells one assignment from the next; `model` is a reference that the receiver resolves on its own machine.
+    """
+
+    serial: int
+    model: str
+    weights: Literal["files", "random"]
+    first: int
+    last: int
+    num_blocks: int
+    dtype: str
+    kv_bytes: int
+    context: int
+    sessions: int
+    chunk: int
+    idle_s: float
+
+
+class Register(Control):
+    """The first message of every process; the reply is `Registered`. `holds` is what a returning process still has loaded."""
+
+    kind: ActorKind
+    endpoint: str
+    pid: int
+    host: str
+    state: ActorState
+    device: str = ""
+    memory_bytes: int = 0
+    holds: Assignment | None = None
+
+
+class KvStats(Struct, frozen=True):
+    """Pages of one pool: free + cached + used = total."""
+
+    free: int = 0
+    cached: int = 0
+    used: int = 0
+    total: int = 0
+    page_tokens: int = 0
+
+
+class Load(Struct):
+    """A block server's counters since its start; times in microseconds."""
+
+    sessions: int = 0
+    waiting: int = 0
+    turns: int = 0
+    steps: int = 0
+    tokens: int = 0
+    busy_us: int = 0
+    dropped_stale: int = 0
+    kv: KvStats = KvStats()
+
+
+class Beat(Control):
+    """Sent once a second by every registered process, whatever its lane computes; the reply is `Done`.
+
+    `lag_ms` is how late the sender's own loop ran since the last beat, `rss_bytes` its resident memory.
+    """
+
+    state: ActorState
+    lag_ms: int
+    rss_bytes: int
+    load: Load | None = None
+
+
+class StateChanged(Control):
+    """A block server's state moved; `fault` says why when it is `failed`."""
+
+    state: ActorState
+    serial: int
+    fault: Fault | None = None
+
+
+class LoadProgress(Control):
+    """Bytes of weights read so far, while loading."""
+
+    serial: int
+    done: int
+    total: int
+
+
+class SampledToken(Struct, array_like=True):
+    """One token the last stage picked: it stands at history index `index`; `times` are its step's, one entry a stage."""
+
+    session: int
+    epoch: int
+    index: int
+    token: int
+    times: list[HopTime] = []
+
+
+class Sampled(Control):
+    """The tokens of one turn of the last stage."""
+
+    tokens: list[SampledToken]
+
+
+class Filled(Control):
+    """A replay, or a chunk of a prompt, has been run up to `upto` tokens at stage `stage`."""
+
+    session: int
+    epoch: int
+    stage: int
+    upto: int
+
+
+class StepFailed(Control):
+    """A step could not be run. With `kv_gap`, `have` is how many tokens the stage holds: the coordinator replays from there."""
+
+    session: int
+    epoch: int
+    stage: int
+    have: int
+    fault: Fault
+
+
+class ChildDied(Control):
+    """From `zrt up`: a process it started is gone. `exit` is the exit status, negative for a signal."""
+
+    name: str
+    incarnation: int
+    exit: int
+    restarting: bool
+
+
+# ---- received by a block server -------------------------------------------------------------------------------------
+
+
+class Registered(Control):
+    """The coordinator's answer: its own incarnation, the pace of beats, and whether it knew this process before."""
+
+    incarnation: int
+    beat_ms: int
+
+
+class Assign(Control):
+    """Hold these blocks. Answered by `Done` at once, then `LoadProgress` and `StateChanged` follow."""
+
+    assignment: Assignment
+
+
+class Sampling(Struct, frozen=True):
+    """How the last stage picks a token; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+class Open(Control):
+    """Adopt this epoch of a session before any of its steps; the reply is `Opened`.
+
+    `route` are the replicas in stage order and `stage` the receiver's place in it. `length` is the number of tokens the history has now.
+    To the last stage alone: the token ids themselves, where generation stops (`eos`, `max_index`: the history's largest length) and how to sample.
+    `credit` is the largest history length the ring may produce unasked.
+    """
+
+    session: int
+    epoch: int
+    slot: int
+    stage: int
+    route: list[Address]
+    length: int
+    tokens: list[int] = []
+    eos: list[int] = []
+    max_length: int = 0
+    credit: int = 0
+    sampling: Sampling = Sampling()
+
+
+class Opened(Control):
+    """How many tokens of this session's history the stage holds."""
+
+    have: int
+
+
+class Credit(Control):
+    """The ring may grow the history up to `upto` tokens."""
+
+    session: int
+    epoch: int
+    upto: int
+
+
+class Close(Control):
+    """Free what the session holds here; unknown sessions are ignored. Epochs older than `epoch` are dead afterwards."""
+
+    session: int
+    epoch: int
+
+
+# ---- received by any process ----------------------------------------------------------------------------------------
+
+
+class Shutdown(Control):
+    """End in good order: answered by `Done`, then the process exits with status 0."""
+
+
+ControlMessage = (
+    Done
+    | Failed
+    | Register
+    | Beat
+    | StateChanged
+    | LoadProgress
+    | Sampled
+    | Filled
+    | StepFailed
+    | ChildDied
+    | Registered
+    | Assign
+    | Open
+    | Opened
+    | Credit
+    | Close
+    | Shutdown
+)

@@ -1,0 +1,56 @@
+"""The header frame: everything zrt adds to the documented schemas.
+
+It travels as a msgpack array in the first frame of every multipart between zrt actors. Fields are only ever appended, so that
+an older reader takes a newer header.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+
+PROTOCOL: Final = 1
+
+
+class HopTime(Struct, array_like=True, frozen=True):
+    """What one stage spent on one step, in microseconds."""
+
+    queue: int
+    compute: int
+
+
+class Step(Struct, array_like=True):
+    """One forward of `n` tokens of one session through one stage; the rows of the body's tensor follow the order of the steps.
+
+    `until` is the index of the last stage the step visits (a replay ends where the history is no longer lacking); -1 is the
+    whole route, whose last stage samples. `times` grows by one entry a stage.
+    """
+
+    session: int
+    epoch: int
+    seq_pos: int
+    n: int
+    slot: int = 0
+    until: int = -1
+    times: list[HopTime] = []
+
+
+class Header(Struct, array_like=True):
+    """One message's envelope.
+
+    `sender` and `incarnation` name the process that speaks; `to` is the incarnation it believes it speaks to (0: not known yet).
+    `request` pairs a reply with its question (0: no reply expected); `reply` tells which of the two this is.
+    `silence_ms` is how long the sender still waits without a sign of life (0: it does not wait). It is never an absolute time,
+    since clocks differ. `body` names the schema of the body (see wire.SCHEMAS), `dtype` the elements of its tensor data.
+    """
+
+    version: int
+    sender: str
+    incarnation: int
+    to: int = 0
+    request: int = 0
+    reply: bool = False
+    model: str = ""
+    silence_ms: int = 0
+    body: str = ""
+    dtype: str = ""
+    steps: list[Step] = []
