@@ -12,7 +12,8 @@
 | stage | next stage | InferenceRequest (hidden states) | inference.py |
 | last stage | first stage | InferenceRequest (token ids: the ring) | inference.py |
 | any peer, bare | block server | InferenceRequest -> InferenceResponse | inference.py |
-| coordinator | any process | Shutdown | control.py |
+| coordinator | `zrt up` | Kill | control.py |
+| coordinator | any process | Registered Shutdown | control.py |
 
 Every multipart between zrt actors starts with the header frame (header.py); a single frame is a bare documented message.
 """

@@ -7,7 +7,7 @@ sessions to run (`Open`, `Credit`, `Close`); steps themselves are `InferenceRequ
 from typing import Literal
 
 from msgspec import Struct
-from zrt.runtime.messages.header import HopTime
+from zrt.runtime.messages.header import U32, U64, HopTime
 
 ActorKind = Literal["coordinator", "block_server", "supervisor"]
 ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drained", "stopped", "failed"]
@@ -33,7 +33,7 @@ class Address(Struct, frozen=True):
     """One process: its actor's name, its incarnation, and the endpoint of the ROUTER it binds."""
 
     name: str
-    incarnation: int
+    incarnation: U64
     endpoint: str
 
 
@@ -59,17 +59,17 @@ class Assignment(Struct, frozen=True):
     `serial` tells one assignment from the next; `model` is a reference that the receiver resolves on its own machine.
     """
 
-    serial: int
+    serial: U64
     model: str
     weights: Literal["files", "random"]
-    first: int
-    last: int
-    num_blocks: int
+    first: U64
+    last: U64
+    num_blocks: U64
     dtype: str
-    kv_bytes: int
-    context: int
-    sessions: int
-    chunk: int
+    kv_bytes: U64
+    context: U64
+    sessions: U64
+    chunk: U64
     idle_s: float
 
 
@@ -78,34 +78,34 @@ class Register(Control):
 
     kind: ActorKind
     endpoint: str
-    pid: int
+    pid: U64
     host: str
     state: ActorState
     device: str = ""
-    memory_bytes: int = 0
+    memory_bytes: U64 = 0
     holds: Assignment | None = None
 
 
 class KvStats(Struct, frozen=True):
     """Pages of one pool: free + cached + used = total."""
 
-    free: int = 0
-    cached: int = 0
-    used: int = 0
-    total: int = 0
-    page_tokens: int = 0
+    free: U64 = 0
+    cached: U64 = 0
+    used: U64 = 0
+    total: U64 = 0
+    page_tokens: U64 = 0
 
 
 class Load(Struct):
     """A block server's counters since its start; times in microseconds."""
 
-    sessions: int = 0
-    waiting: int = 0
-    turns: int = 0
-    steps: int = 0
-    tokens: int = 0
-    busy_us: int = 0
-    dropped_stale: int = 0
+    sessions: U64 = 0
+    waiting: U64 = 0
+    turns: U64 = 0
+    steps: U64 = 0
+    tokens: U64 = 0
+    busy_us: U64 = 0
+    dropped_stale: U64 = 0
     kv: KvStats = KvStats()
 
 
@@ -116,8 +116,8 @@ class Beat(Control):
     """
 
     state: ActorState
-    lag_ms: int
-    rss_bytes: int
+    lag_ms: U64
+    rss_bytes: U64
     load: Load | None = None
 
 
@@ -125,25 +125,25 @@ class StateChanged(Control):
     """A block server's state moved; `fault` says why when it is `failed`."""
 
     state: ActorState
-    serial: int
+    serial: U64
     fault: Fault | None = None
 
 
 class LoadProgress(Control):
     """Bytes of weights read so far, while loading."""
 
-    serial: int
-    done: int
-    total: int
+    serial: U64
+    done: U64
+    total: U64
 
 
 class SampledToken(Struct, array_like=True):
     """One token the last stage picked: it stands at history index `index`; `times` are its step's, one entry a stage."""
 
-    session: int
-    epoch: int
-    index: int
-    token: int
+    session: U64
+    epoch: U64
+    index: U64
+    token: U64
     times: list[HopTime] = []
 
 
@@ -156,19 +156,19 @@ class Sampled(Control):
 class Filled(Control):
     """A replay, or a chunk of a prompt, has been run up to `upto` tokens at stage `stage`."""
 
-    session: int
-    epoch: int
+    session: U64
+    epoch: U64
     stage: int
-    upto: int
+    upto: U64
 
 
 class StepFailed(Control):
     """A step could not be run. With `kv_gap`, `have` is how many tokens the stage holds: the coordinator replays from there."""
 
-    session: int
-    epoch: int
+    session: U64
+    epoch: U64
     stage: int
-    have: int
+    have: U64
     fault: Fault
 
 
@@ -176,7 +176,7 @@ class ChildDied(Control):
     """From `zrt up`: a process it started is gone. `exit` is the exit status, negative for a signal."""
 
     name: str
-    incarnation: int
+    incarnation: U64
     exit: int
     restarting: bool
 
@@ -187,8 +187,8 @@ class ChildDied(Control):
 class Registered(Control):
     """The coordinator's answer: its own incarnation, the pace of beats, and whether it knew this process before."""
 
-    incarnation: int
-    beat_ms: int
+    incarnation: U64
+    beat_ms: U64
 
 
 class Assign(Control):
@@ -201,9 +201,9 @@ class Sampling(Struct, frozen=True):
     """How the last stage picks a token; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
 
     temperature: float = 0.0
-    top_k: int = 0
+    top_k: U64 = 0
     top_p: float = 1.0
-    seed: int = 0
+    seed: U64 = 0
 
 
 class Open(Control):
@@ -214,38 +214,48 @@ class Open(Control):
     `credit` is the largest history length the ring may produce unasked.
     """
 
-    session: int
-    epoch: int
-    slot: int
+    session: U64
+    epoch: U64
+    slot: U64
     stage: int
     route: list[Address]
-    length: int
-    tokens: list[int] = []
-    eos: list[int] = []
-    max_length: int = 0
-    credit: int = 0
+    length: U64
+    tokens: list[U32] = []
+    eos: list[U32] = []
+    max_length: U64 = 0
+    credit: U64 = 0
     sampling: Sampling = Sampling()
 
 
 class Opened(Control):
     """How many tokens of this session's history the stage holds."""
 
-    have: int
+    have: U64
 
 
 class Credit(Control):
     """The ring may grow the history up to `upto` tokens."""
 
-    session: int
-    epoch: int
-    upto: int
+    session: U64
+    epoch: U64
+    upto: U64
 
 
 class Close(Control):
     """Free what the session holds here; unknown sessions are ignored. Epochs older than `epoch` are dead afterwards."""
 
-    session: int
-    epoch: int
+    session: U64
+    epoch: U64
+
+
+# ---- received by `zrt up` -------------------------------------------------------------------------------------------
+
+
+class Kill(Control):
+    """SIGKILL this process: it has been silent too long. A wrong incarnation is ignored."""
+
+    name: str
+    incarnation: U64
 
 
 # ---- received by any process ----------------------------------------------------------------------------------------
@@ -272,5 +282,6 @@ ControlMessage = (
     | Opened
     | Credit
     | Close
+    | Kill
     | Shutdown
 )

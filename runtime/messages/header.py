@@ -4,18 +4,22 @@ It travels as a msgpack array in the first frame of every multipart between zrt 
 an older reader takes a newer header.
 """
 
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 PROTOCOL: Final = 1
+
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+U64 = Annotated[int, Meta(ge=0)]
+"""MessagePack itself knows no integer from 2^64 on."""
 
 
 class HopTime(Struct, array_like=True, frozen=True):
     """What one stage spent on one step, in microseconds."""
 
-    queue: int
-    compute: int
+    queue: U64
+    compute: U64
 
 
 class Step(Struct, array_like=True):
@@ -25,12 +29,12 @@ class Step(Struct, array_like=True):
     whole route, whose last stage samples. `times` grows by one entry a stage.
     """
 
-    session: int
-    epoch: int
-    seq_pos: int
-    n: int
-    slot: int = 0
-    until: int = -1
+    session: U64
+    epoch: U64
+    seq_pos: U32
+    n: Annotated[int, Meta(ge=1, le=2**32 - 1)]
+    slot: U32 = 0
+    until: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     times: list[HopTime] = []
 
 
@@ -45,12 +49,12 @@ class Header(Struct, array_like=True):
 
     version: int
     sender: str
-    incarnation: int
-    to: int = 0
-    request: int = 0
+    incarnation: U64
+    to: U64 = 0
+    request: U64 = 0
     reply: bool = False
     model: str = ""
-    silence_ms: int = 0
+    silence_ms: U64 = 0
     body: str = ""
     dtype: str = ""
     steps: list[Step] = []

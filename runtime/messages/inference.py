@@ -11,6 +11,7 @@ Between zrt actors one message carries a whole turn's results: the header's step
 from typing import Literal
 
 from msgspec import Struct
+from zrt.runtime.messages.header import U32, U64
 
 PayloadType = Literal["token_ids", "hidden_states"]
 ResponseType = Literal["hidden_states", "logits"]
@@ -22,11 +23,11 @@ WARMING_UP = "node warming up — model loading in background"
 class InferenceRequest(Struct):
     """A step: `token_ids` u32-LE of shape [n], or `hidden_states` of shape [1, n, hidden] (f16-LE when bare)."""
 
-    session_id: int
-    seq_pos: int
+    session_id: U64
+    seq_pos: U32
     payload_type: PayloadType
-    shape: list[int]
-    data: memoryview | list[int]
+    shape: list[U32]
+    data: memoryview
 
 
 class InferenceResponse(Struct):
@@ -35,8 +36,8 @@ class InferenceResponse(Struct):
     On failure `error` is a text, `session_id` 0, `response_type` hidden_states, `shape` and `data` empty.
     """
 
-    session_id: int
+    session_id: U64
     response_type: ResponseType
-    shape: list[int]
-    data: memoryview | list[int]
+    shape: list[U32]
+    data: memoryview
     error: str | None

@@ -1,0 +1,324 @@
+"""The coordinator: registers processes, gives block servers their blocks, takes clients' sessions and streams their tokens.
+
+Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers: StateChanged, LoadProgress, Sampled, Filled, StepFailed.
+Receives from clients (single frames, messages/client.py): Generate, Cancel, Status, Subscribe, Unsubscribe, Down.
+Sends to block servers: Assign, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill, Shutdown. To clients: events.
+
+It computes no tensors and never imports torch.
+"""
+
+import asyncio
+import logging
+import time
+from itertools import count
+from pathlib import Path
+
+from zrt.actors.generations import Generations
+from zrt.runtime.actor import Actor, Bare, Envelope
+from zrt.runtime.compute.spec import ModelSpec, block_bytes, embedding_bytes, head_bytes, kv_token_bytes
+from zrt.runtime.config import Conf
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.client import (
+    Cancel,
+    ClientEvent,
+    ClientRequest,
+    Cluster,
+    Down,
+    Error,
+    Generate,
+    Ok,
+    Status,
+    Subscribe,
+    Unsubscribe,
+)
+from zrt.runtime.messages.control import (
+    Address,
+    Assign,
+    Assignment,
+    Beat,
+    ChildDied,
+    Control,
+    Done,
+    Filled,
+    Kill,
+    LoadProgress,
+    Register,
+    Registered,
+    Sampled,
+    Shutdown,
+    StateChanged,
+    StepFailed,
+)
+from zrt.runtime.plan import Wish, plan
+from zrt.runtime.prompts import Prompts
+from zrt.runtime.roster import Roster, Seat, assignment_for, seats
+from zrt.runtime.wire import MAX_CLIENT_FRAME, WireError, decode_client, encode_event
+
+log = logging.getLogger(__name__)
+
+BEAT_MS = 1000
+SUSPICION_S = 3.0  # silence after which a process is taken for hung
+ASSIGN_DEADLINE_S = 10.0
+PUBLISH_S = 0.1  # subscribers hear at most this often
+SUBSCRIBERS = 64
+WATCH_S = 0.5
+
+
+class Coordinator(Actor):
+    """One cluster's coordinator, for the model in `folder`, by the (checked) cluster file `conf`."""
+
+    def __init__(self, conf: Conf, folder: Path, spec: ModelSpec, prompts: Prompts) -> None:
+        super().__init__("coordinator", listen=conf.cluster.listen, limit=MAX_CLIENT_FRAME)
+        self.conf = conf
+        self.spec = spec
+        self.ended = asyncio.Event()
+        self.prompts = prompts
+        self.roster = Roster(self._seats())
+        self.serials = count(1)
+        self.template = self._template(folder)
+        self.generations = Generations(
+            self,
+            self.roster,
+            prompts,
+            sessions=conf.limits.sessions,
+            queue=conf.limits.queue,
+            capacity=self._capacity(),
+            page=PAGE_TOKENS,
+        )
+        self._subscribers: dict[tuple[bytes, str], Bare] = {}
+        self._changed = asyncio.Event()
+        for body_type, handler in (
+            (Register, self._on_register),
+            (Beat, self._on_beat),
+            (StateChanged, self._on_state),
+            (LoadProgress, self._on_load_progress),
+            (Sampled, self._on_sampled),
+            (Filled, self._on_filled),
+            (StepFailed, self._on_step_failed),
+            (ChildDied, self._on_child_died),
+        ):
+            self.handle(body_type, handler)
+        self.handle_bare(self._on_client)
+        self.on_peer_death(self._on_peer_death)
+
+    async def start(self) -> None:
+        await super().start()
+        self.spawn(self._publish(), "publish")
+        self.every(WATCH_S, self._watch)
+
+    async def stop(self) -> None:
+        self.generations.fail_all(ZrtError("coordinator_lost", "the cluster is going down", self.name))
+        await super().stop()
+        self.prompts.close()
+
+    # ---- the plan -----------------------------------------------------------------------------------------------
+
+    def _seats(self) -> list[Seat]:
+        spec, dtype = self.spec, self.conf.model.dtype
+        wishes = [Wish(stage.blocks) for stage in self.conf.stages]
+        blocks = plan(
+            [block_bytes(spec, dtype)] * spec.num_blocks, embedding_bytes(spec, dtype), head_bytes(spec, dtype), wishes
+        )
+        return seats([(part.first, part.last) for part in blocks], [stage.replicas for stage in self.conf.stages])
+
+    def _template(self, folder: Path) -> Assignment:
+        """What all stages' assignments have in common. A demo name or hub id is resolved by each machine itself."""
+        conf = self.conf
+        reference = str(folder) if Path(conf.model.ref).expanduser().exists() else conf.model.ref
+        return Assignment(
+            serial=0,
+            model=reference,
+            weights=conf.model.weights,
+            first=0,
+            last=0,
+            num_blocks=self.spec.num_blocks,
+            dtype=conf.model.dtype,
+            kv_bytes=conf.kv.bytes,
+            context=self.prompts.context,
+            sessions=conf.limits.sessions,
+            chunk=conf.limits.chunk,
+            idle_s=conf.limits.idle_s,
+        )
+
+    def _capacity(self) -> int:
+        """KV pages of the stage that has the fewest."""
+        most = max(seat.last - seat.first + 1 for seat in self.roster.plan)
+        return self.conf.kv.bytes // (PAGE_TOKENS * kv_token_bytes(self.spec, self.conf.model.dtype) * most)
+
+    # ---- processes ----------------------------------------------------------------------------------------------
+
+    def _sender(self, envelope: Envelope) -> Address:
+        header = envelope.header
+        return Address(header.sender, header.incarnation, "")
+
+    def _on_register(self, envelope: Envelope) -> Control:
+        message = envelope.body
+        assert isinstance(message, Register)
+        header = envelope.header
+        previous = self.roster.find(header.sender)
+        if previous is not None and previous.address.incarnation != header.incarnation:
+            self._gone(previous.address.name, previous.address.incarnation)
+        address = Address(header.sender, header.incarnation, message.endpoint)
+        self.roster.register(address, message, time.monotonic())
+        self._place()
+        return Registered(self.incarnation, BEAT_MS)
+
+    def _place(self) -> None:
+        """Give blank block servers what the plan lacks."""
+        for entry in self.roster.place():
+            assignment = assignment_for(entry, self.template, next(self.serials))
+            self.spawn(self._assign(entry.address, assignment), f"assign {entry.address.name}")
+        self._changed.set()
+
+    async def _assign(self, address: Address, assignment: Assignment) -> None:
+        try:
+            await self.ask(address, Assign(assignment), timeout=ASSIGN_DEADLINE_S)
+        except ZrtError as error:
+            log.warning("%s took no assignment: %s", address.name, error)
+            self._gone(address.name, address.incarnation)
+
+    def _on_beat(self, envelope: Envelope) -> Control:
+        assert isinstance(envelope.body, Beat)
+        self.roster.beat(self._sender(envelope), envelope.body, time.monotonic())
+        return Done()
+
+    def _on_state(self, envelope: Envelope) -> None:
+        message = envelope.body
+        assert isinstance(message, StateChanged)
+        self.roster.state_changed(self._sender(envelope), message)
+        self.generations.routes_changed()
+        self._changed.set()
+
+    def _on_load_progress(self, envelope: Envelope) -> None:
+        assert isinstance(envelope.body, LoadProgress)
+        self.roster.load_progress(self._sender(envelope), envelope.body)
+        self._changed.set()
+
+    def _on_sampled(self, envelope: Envelope) -> None:
+        assert isinstance(envelope.body, Sampled)
+        self.generations.on_sampled(envelope.body)
+
+    def _on_filled(self, envelope: Envelope) -> None:
+        assert isinstance(envelope.body, Filled)
+        self.generations.on_filled(envelope.body)
+
+    def _on_step_failed(self, envelope: Envelope) -> None:
+        assert isinstance(envelope.body, StepFailed)
+        self.generations.on_step_failed(envelope.body)
+
+    def _on_child_died(self, envelope: Envelope) -> Control:
+        message = envelope.body
+        assert isinstance(message, ChildDied)
+        self._gone(message.name, message.incarnation)
+        if message.restarting:
+            self.roster.restarted(message.name)
+        else:
+            self.roster.lost(message.name, f"{message.name} ended with status {message.exit} and is not started again")
+        self.generations.routes_changed()
+        return Done()
+
+    def _on_peer_death(self, address: Address) -> None:
+        self._gone(address.name, address.incarnation)
+
+    def _gone(self, name: str, incarnation: int) -> None:
+        """A process ended, or its connection did: its seat is free, its sessions take another route."""
+        entry = self.roster.died(name, incarnation)
+        if entry is None:
+            return
+        self.forget(entry.address)
+        self.generations.peer_lost(entry.address)
+        self._place()
+
+    def _watch(self) -> None:
+        """Processes that stopped beating, less what this loop itself was late; clients that heard nothing."""
+        now = time.monotonic()
+        for entry in self.roster.silent(now, SUSPICION_S + self.lag_ms / 1000):
+            log.warning("%s has been silent for %.1f s", entry.address.name, now - entry.last_beat)
+            for supervisor in self.roster.of_kind("supervisor"):
+                if supervisor is not entry:
+                    self.tell(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
+            self._gone(entry.address.name, entry.address.incarnation)
+        self.generations.keep_alive()
+        self._changed.set()
+
+    # ---- clients ------------------------------------------------------------------------------------------------
+
+    def _on_client(self, bare: Bare) -> None:
+        try:
+            request = decode_client(bare.frame)
+        except WireError as error:
+            self._answer(bare, Error(id=error.id, kind=error.kind, message=error.message, where=self.name))
+            return
+        self.spawn(self._serve(bare, request), f"client {request.id}")
+
+    async def _serve(self, bare: Bare, request: ClientRequest) -> None:
+        try:
+            await self._obey(bare, request)
+        except ZrtError as error:
+            self._answer(bare, Error(id=request.id, kind=error.kind, message=error.message, where=error.where))
+
+    async def _obey(self, bare: Bare, request: ClientRequest) -> None:
+        match request:
+            case Generate():
+                await self.generations.start(bare, request)
+            case Cancel():
+                self.generations.cancel(request.session)
+                self._answer(bare, Ok(id=request.id))
+            case Status():
+                self._answer(bare, self._cluster(request.id))
+            case Subscribe():
+                self._subscribe(bare, request.id)
+            case Unsubscribe():
+                self._subscribers.pop((bare.peer, request.id), None)
+                self._answer(bare, Ok(id=request.id))
+            case Down():
+                self._answer(bare, Ok(id=request.id))
+                self._down()
+
+    def _answer(self, bare: Bare, event: ClientEvent) -> bool:
+        """False when the client is gone or does not read."""
+        try:
+            return self.reply_bare(bare, encode_event(event))
+        except ZrtError as error:
+            log.warning("a client takes no replies: %s", error)
+            return False
+
+    def _subscribe(self, bare: Bare, request: str) -> None:
+        if len(self._subscribers) >= SUBSCRIBERS:
+            raise ZrtError("overloaded", f"{SUBSCRIBERS} subscribers already")
+        self._subscribers[(bare.peer, request)] = bare
+        self._answer(bare, self._cluster(request))
+
+    async def _publish(self) -> None:
+        """Tell subscribers what changed, a few times a second at most."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            for key, bare in list(self._subscribers.items()):
+                if not self._answer(bare, self._cluster(key[1])):
+                    self._subscribers.pop(key, None)
+            await asyncio.sleep(PUBLISH_S)
+
+    def _cluster(self, request: str) -> Cluster:
+        return Cluster(
+            id=request,
+            name=self.conf.cluster.name,
+            model=self.conf.model.ref,
+            ready=self.roster.ready,
+            context=self.prompts.context,
+            num_blocks=self.spec.num_blocks,
+            fault=self.roster.fault(),
+            actors=self.roster.infos(time.monotonic()),
+            sessions=list(self.generations.infos()),
+        )
+
+    def _down(self) -> None:
+        """`zrt up` ends everything it started; without one, every process is told, and this one ends."""
+        supervisors = self.roster.of_kind("supervisor")
+        for entry in supervisors or self.roster.of_kind("block_server"):
+            try:
+                self.tell(entry.address, Shutdown())
+            except ZrtError as error:
+                log.warning("%s does not hear that the cluster goes down: %s", entry.address.name, error)
+        if not supervisors:
+            self.ended.set()

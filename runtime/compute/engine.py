@@ -1,0 +1,156 @@
+"""A loaded shard at work: what the lane of a block server runs. One thread at a time; every call blocks.
+
+The lane owns the engine, so the decoder and the KV cache are never touched by two threads.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from zrt.runtime.compute.decoder import Decoder, Step
+from zrt.runtime.compute.kv_cache import KVCache, PoolStats
+from zrt.runtime.compute.sampling import SamplingOptions, sample
+from zrt.runtime.compute.shard import Shard
+from zrt.runtime.compute.spec import ModelSpec, read_spec
+from zrt.runtime.compute.weights import RandomCheckpoint, open_checkpoint
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.tensors import DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One step of a turn: `rows` are token ids int64 [n] on the first stage, hidden states [n, hidden] elsewhere.
+
+    With `sample`, the last stage picks the token that follows the step's last one; with `logits`, it returns that position's logits.
+    """
+
+    key: Hashable
+    seq_pos: int
+    n: int
+    rows: Tensor
+    sample: SamplingOptions | None = None
+    logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one step. `have` is what the stage holds afterwards. With a `fault` nothing of it happened.
+
+    `first` is the step's first row in the turn's output, -1 if it has none.
+    """
+
+    have: int
+    fault: ZrtError | None = None
+    first: int = -1
+    token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """`output`: hidden states [Σn, hidden] of the steps that ran, or float32 logits [k, vocab] of those that asked for them."""
+
+    outcomes: list[Outcome]
+    output: Tensor | None
+
+
+class Engine:
+    """Shard, KV cache and sampler of one block server."""
+
+    def __init__(self, shard: Shard, cache: KVCache) -> None:
+        self.shard = shard
+        self.cache = cache
+        self._decoder = Decoder(shard, cache)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        weights: str,
+        blocks: tuple[int, int],
+        *,
+        num_blocks: int,
+        dtype: str,
+        device: str,
+        kv_bytes: int,
+        context: int,
+        sessions: int,
+        progress: Callable[[int, int], None],
+        cancelled: Callable[[], bool],
+    ) -> "Engine":
+        """Read the shard of `blocks` (inclusive, global) and allocate its KV pool. ZrtError: bad_model, unsupported, cancelled."""
+        spec = read_spec(folder)
+        if spec.num_blocks != num_blocks:
+            raise ZrtError("bad_model", f"{folder} has {spec.num_blocks} blocks here, {num_blocks} at the coordinator")
+        source = RandomCheckpoint(spec) if weights == "random" else open_checkpoint(folder)
+        shard = Shard.load(
+            spec, source, blocks, dtype=DTYPES[dtype], device=device, progress=progress, cancelled=cancelled
+        )
+        cache = KVCache(spec, blocks, dtype=DTYPES[dtype], budget=kv_bytes, context=context, sessions=sessions)
+        return cls(shard, cache)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.shard.spec
+
+    def open(self, key: Hashable, length: int) -> int:
+        """Make room for a session whose history has `length` tokens; how many of them are held already."""
+        self.cache.open(key)
+        have = self.cache.have(key)
+        if have > length:
+            self.cache.rewind(key, length)
+            have = length
+        return have
+
+    def have(self, key: Hashable) -> int:
+        """Tokens held of a session, 0 if it is unknown."""
+        return self.cache.have(key) if key in self.cache else 0
+
+    def close(self, key: Hashable) -> None:
+        self.cache.close(key)
+
+    def stats(self) -> PoolStats:
+        return self.cache.stats()
+
+    def turn(self, works: Sequence[Work]) -> TurnResult:
+        """Run the steps as one forward; a step that cannot run fails alone."""
+        steps: list[Step] = []
+        faults: dict[int, ZrtError] = {}
+        for index, work in enumerate(works):
+            step = Step(work.key, work.seq_pos, work.n, logits=work.sample is not None or work.logits)
+            try:
+                self._decoder.admit(step)
+            except ZrtError as error:
+                faults[index] = error
+            else:
+                steps.append(step)
+        ran = [work for index, work in enumerate(works) if index not in faults]
+        output = None
+        if ran:
+            x = ran[0].rows if len(ran) == 1 else torch.cat([work.rows for work in ran])
+            output = self._decoder.forward(steps, x)
+        tokens = iter(self._sample(ran, output))
+        outcomes = []
+        row = 0
+        for index, work in enumerate(works):
+            if index in faults:
+                outcomes.append(Outcome(self.have(work.key), faults[index]))
+                continue
+            rows = (1 if work.sample or work.logits else 0) if self.shard.is_last else work.n
+            token = next(tokens) if work.sample and self.shard.is_last else None
+            outcomes.append(Outcome(work.seq_pos + work.n, None, row if rows else -1, token))
+            row += rows
+        return TurnResult(outcomes, output)
+
+    def _sample(self, ran: Sequence[Work], output: Tensor | None) -> list[int]:
+        if not self.shard.is_last or output is None:
+            return []
+        asking = [work for work in ran if work.sample or work.logits]
+        rows = [row for row, work in enumerate(asking) if work.sample]
+        if not rows:
+            return []
+        options = [work.sample for work in asking if work.sample]
+        positions = [work.seq_pos + work.n for work in asking if work.sample]
+        return sample(output if len(rows) == len(asking) else output[rows], options, positions)

@@ -1,0 +1,88 @@
+"""Which tensors a model's checkpoint holds, their shapes, and the bytes they take: pure arithmetic, for loading and for planning.
+
+Names are those of the Hugging Face checkpoints (`model.layers.N.self_attn.q_proj.weight`, …); a matrix is stored `[out, in]`.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Final
+
+from zrt.runtime.compute.spec import ModelSpec
+
+DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+EMBEDDING: Final = "model.embed_tokens.weight"
+FINAL_NORM: Final = "model.norm.weight"
+HEAD: Final = "lm_head.weight"
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def block_name(block: int, part: str) -> str:
+    """The full name of a block's tensor; `block` is the global index, `part` a key of `block_shapes`."""
+    return f"model.layers.{block}.{part}"
+
+
+def block_shapes(spec: ModelSpec) -> Shapes:
+    """Every tensor of one block, by its name within the block. All blocks are alike."""
+    q, kv, hidden, inner = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.hidden_size, spec.intermediate_size
+    shapes: Shapes = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q, hidden),
+        "self_attn.k_proj.weight": (kv, hidden),
+        "self_attn.v_proj.weight": (kv, hidden),
+        "self_attn.o_proj.weight": (hidden, q),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    if spec.qkv_bias:
+        shapes |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
+    if spec.o_bias:
+        shapes |= {"self_attn.o_proj.bias": (hidden,)}
+    if spec.mlp_bias:
+        shapes |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,), "mlp.down_proj.bias": (hidden,)}
+    if spec.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (spec.head_dim,), "self_attn.k_norm.weight": (spec.head_dim,)}
+    return shapes
+
+
+def end_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
+    """The tensors of the model's two ends that a shard with blocks `first..last` holds; a tied pair is one tensor."""
+    matrix = (spec.vocab_size, spec.hidden_size)
+    shapes: Shapes = {}
+    if first == 0:
+        shapes[EMBEDDING] = matrix
+    if last == spec.num_blocks - 1:
+        shapes[FINAL_NORM] = (spec.hidden_size,)
+        shapes[EMBEDDING if spec.tied else HEAD] = matrix
+    return shapes
+
+
+def block_bytes(spec: ModelSpec, dtype: str) -> int:
+    """Weights of one block, bytes."""
+    return _bytes(block_shapes(spec), dtype)
+
+
+def embedding_bytes(spec: ModelSpec, dtype: str) -> int:
+    """The embedding of the first stage, bytes."""
+    return spec.vocab_size * spec.hidden_size * DTYPE_BYTES[dtype]
+
+
+def head_bytes(spec: ModelSpec, dtype: str) -> int:
+    """Final norm and head of the last stage, bytes; a tied head counts in full, since a stage without the embedding holds its own."""
+    return (spec.vocab_size + 1) * spec.hidden_size * DTYPE_BYTES[dtype]
+
+
+def shard_bytes(spec: ModelSpec, first: int, last: int, dtype: str) -> int:
+    """Weights of a shard with blocks `first..last` (inclusive), bytes: what `Shard.nbytes` will be."""
+    return (last - first + 1) * block_bytes(spec, dtype) + _bytes(end_shapes(spec, first, last), dtype)
+
+
+def kv_token_bytes(spec: ModelSpec, dtype: str) -> int:
+    """K and V of one token in one block, bytes."""
+    return 2 * spec.num_kv_heads * spec.head_dim * DTYPE_BYTES[dtype]
+
+
+def _bytes(shapes: Shapes, dtype: str) -> int:
+    return sum(prod(shape) for shape in shapes.values()) * DTYPE_BYTES[dtype]

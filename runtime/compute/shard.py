@@ -1,0 +1,153 @@
+"""The weights one process holds: a contiguous run of blocks, with the embedding on the first and norm and head on the last."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from zrt.runtime.compute.layout import EMBEDDING, FINAL_NORM, HEAD, block_name, block_shapes, end_shapes, shard_bytes
+from zrt.runtime.compute.linear import DenseLinear, Linear
+from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.weights import Source
+from zrt.runtime.errors import ZrtError
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One decoder layer. The products that share an input are merged: q, k, v rows in `qkv`; gate, up rows in `gate_up`."""
+
+    attention_norm: Tensor  # [hidden]
+    qkv: Linear
+    qk_norm: Tensor | None  # [heads + kv heads, head_dim], the norm weight of each q and k head
+    o: Linear
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Blocks `first..last` (inclusive, global indices) of a model, ready to compute; `nbytes` counts a shared tensor once."""
+
+    spec: ModelSpec
+    first: int
+    last: int
+    dtype: torch.dtype
+    device: torch.device
+    nbytes: int
+    blocks: tuple[Block, ...]
+    embedding: Tensor | None  # [vocab, hidden], on the first stage
+    final_norm: Tensor | None  # [hidden], on the last stage
+    head: Linear | None  # on the last stage; its weight is the embedding's tensor where tied and held together
+
+    @staticmethod
+    def load(
+        spec: ModelSpec,
+        source: Source,
+        blocks: tuple[int, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        progress: Callable[[int, int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> "Shard":
+        """Read a shard from `source`. Blocks the calling thread; beyond the shard itself it holds one chunk of `weights.CHUNK_BYTES`.
+
+        `progress(bytes done, bytes in all)` and `cancelled()` are called at least every 8 MiB. Errors: `bad_model`, `cancelled`,
+        `bad_config` for blocks the model does not have.
+        """
+        first, last = blocks
+        if not 0 <= first <= last < spec.num_blocks:
+            raise ZrtError("bad_config", f"blocks {first}-{last} are not within this model's 0-{spec.num_blocks - 1}")
+        nbytes = shard_bytes(spec, first, last, str(dtype).removeprefix("torch."))
+        loader = _Loader(spec, source, dtype, torch.device(device), nbytes, progress, cancelled)
+        ends = {name: loader.tensor(name, shape) for name, shape in end_shapes(spec, first, last).items()}
+        is_last = last == spec.num_blocks - 1
+        return Shard(
+            spec=spec,
+            first=first,
+            last=last,
+            dtype=dtype,
+            device=torch.device(device),
+            nbytes=nbytes,
+            blocks=tuple(loader.block(index) for index in range(first, last + 1)),
+            embedding=ends[EMBEDDING] if first == 0 else None,
+            final_norm=ends[FINAL_NORM] if is_last else None,
+            head=DenseLinear(ends[EMBEDDING if spec.tied else HEAD]) if is_last else None,
+        )
+
+    @property
+    def is_first(self) -> bool:
+        return self.embedding is not None
+
+    @property
+    def is_last(self) -> bool:
+        return self.head is not None
+
+
+class _Loader:
+    """Allocates and fills tensors one after the other, and keeps count."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        source: Source,
+        dtype: torch.dtype,
+        device: torch.device,
+        nbytes: int,
+        progress: Callable[[int, int], None] | None,
+        cancelled: Callable[[], bool] | None,
+    ) -> None:
+        self._spec = spec
+        self._source = source
+        self._dtype = dtype
+        self._device = device
+        self._nbytes = nbytes
+        self._progress = progress
+        self._cancelled = cancelled
+        self._done = 0
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._source.read(name, shape, tensor, self._tick)
+        return tensor
+
+    def block(self, index: int) -> Block:
+        shapes = block_shapes(self._spec)
+
+        def merged(*parts: str) -> Tensor:
+            """Tensors of this block, stacked in one of their own: rows of the first, then of the second, …"""
+            sizes = [shapes[part][0] for part in parts]
+            tensor = torch.empty(sum(sizes), *shapes[parts[0]][1:], dtype=self._dtype, device=self._device)
+            for part, rows in zip(parts, tensor.split(sizes), strict=True):
+                self._source.read(block_name(index, part), shapes[part], rows, self._tick)
+            return tensor
+
+        def linear(*projections: str) -> Linear:
+            weight = merged(*(f"{projection}.weight" for projection in projections))
+            biased = f"{projections[0]}.bias" in shapes
+            return DenseLinear(weight, merged(*(f"{projection}.bias" for projection in projections)) if biased else None)
+
+        return Block(
+            attention_norm=merged("input_layernorm.weight"),
+            qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            qk_norm=self._qk_norm(merged("self_attn.q_norm.weight", "self_attn.k_norm.weight")) if self._spec.qk_norm else None,
+            o=linear("self_attn.o_proj"),
+            mlp_norm=merged("post_attention_layernorm.weight"),
+            gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+            down=linear("mlp.down_proj"),
+        )
+
+    def _qk_norm(self, weights: Tensor) -> Tensor:
+        """Norm weights of q and of k, [2 x head_dim], laid out for each of their heads."""
+        q, k = weights.chunk(2)
+        return torch.cat((q.expand(self._spec.num_heads, -1), k.expand(self._spec.num_kv_heads, -1)))
+
+    def _tick(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._progress is not None:
+            self._progress(self._done, self._nbytes)
+        if self._cancelled is not None and self._cancelled():
+            raise ZrtError("cancelled", f"loading stopped at {self._done} of {self._nbytes} bytes")

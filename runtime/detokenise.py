@@ -1,0 +1,129 @@
+"""Token ids to text, one by one: what `Tokenizer.decode` would say of all of them, in pieces that are never taken back.
+
+Two ways, chosen by the tokenizer's decoder. Byte-level vocabularies (GPT-2's and most since) map each token to bytes, so
+an incremental UTF-8 decoder says the same as decoding all at once. For all others a window of the last tokens is decoded
+with and without the new one, and the difference is the piece; there, a run of byte-fallback tokens such as `<0xE4>` is
+held back until another token ends it, since the tokenizers library judges a run as a whole: one wrong byte turns all its
+characters into U+FFFD.
+"""
+
+import codecs
+import json
+import re
+from typing import Any, Final, Protocol
+
+from zrt.runtime.text import Tokenizer
+
+WINDOW: Final = 8
+"""Visible tokens that give a new one its context. One would do for the known decoders, whose rules look at the first
+token (leading space) or at the one before; more keep that first-token rule away from tokens that are empty or blank."""
+
+BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Detokeniser:
+    """The text of one session's tokens. Special tokens and ids outside of the vocabulary have no text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        backend = tokenizer.backend
+        decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+        self._backend = backend
+        self._special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._pieces: _Pieces = _Bytes() if decoder.get("type") == "ByteLevel" else _Window(backend, decoder)
+        self._clean = _CleanUp(tokenizer) if tokenizer.cleans_up else None
+
+    def push(self, token: int) -> str:
+        """Add one id and return the text that is settled by it, often empty."""
+        if token in self._special or (name := self._backend.id_to_token(token)) is None:
+            return ""
+        piece = self._pieces.push(token, name)
+        return piece if self._clean is None else self._clean.push(piece)
+
+    def finish(self) -> str:
+        """The text held back, an unfinished character as U+FFFD. Call it once, after the last token."""
+        piece = self._pieces.finish()
+        return piece if self._clean is None else self._clean.push(piece) + self._clean.finish()
+
+
+class _Pieces(Protocol):
+    def push(self, token: int, name: str) -> str: ...
+    def finish(self) -> str: ...
+
+
+class _Bytes:
+    """Byte-level tokens. One with a character that stands for no byte (added tokens have such) is text as it is."""
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int, name: str) -> str:
+        try:
+            data = bytes(map(_BYTE_OF.__getitem__, name))
+        except KeyError:
+            data = name.encode()
+        return self._utf8.decode(data)
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+def _byte_of() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes in order for U+0100 and on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(rest)}
+
+
+_BYTE_OF: Final = _byte_of()
+
+
+class _Window:
+    """Any other decoder: the difference that a token makes to the decoded window."""
+
+    def __init__(self, backend: Any, decoder: dict[str, Any]) -> None:
+        self._backend = backend
+        steps = decoder.get("decoders", [decoder])
+        self._byte_fallback = any(step.get("type") == "ByteFallback" for step in steps)
+        self._context: list[tuple[int, bool]] = []
+        self._held: list[tuple[int, bool]] = []
+
+    def push(self, token: int, name: str) -> str:
+        is_byte = self._byte_fallback and BYTE_TOKEN.fullmatch(name) is not None
+        self._held.append((token, is_byte))
+        return "" if is_byte else self.finish()
+
+    def finish(self) -> str:
+        before, whole = self._text(self._context), self._text(self._context + self._held)
+        context = (self._context + self._held)[-WINDOW:]
+        while context and context[0][1]:  # the rest of a cut run would not decode to the same characters
+            context.pop(0)
+        self._context, self._held = context, []
+        return whole[len(before) :]
+
+    def _text(self, window: list[tuple[int, bool]]) -> str:
+        return str(self._backend.decode([token for token, _ in window]))
+
+
+class _CleanUp:
+    """transformers' clean_up_tokenization over a stream.
+
+    It removes spaces before `.`, `?`, `!`, `,`, around a lone `'`, and before `n't 'm 's 've 're`. Every such pattern
+    begins with a space and has four characters at most, so none spans a cut right before a space (except after `'`) or
+    after four characters that are no spaces.
+    """
+
+    CUT: Final = re.compile(r"(?<!')(?= )|(?<=[^ ]{4})")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._clean = tokenizer.clean_up
+        self._held = ""
+
+    def push(self, piece: str) -> str:
+        self._held += piece
+        cut = max((match.start() for match in self.CUT.finditer(self._held)), default=0)
+        settled, self._held = self._held[:cut], self._held[cut:]
+        return self._clean(settled)
+
+    def finish(self) -> str:
+        settled, self._held = self._held, ""
+        return self._clean(settled)

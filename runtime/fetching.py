@@ -1,0 +1,44 @@
+"""What all fetching of models shares: reports of progress, and a watch over bytes that arrive."""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what), `what` being the same while one thing goes on: bytes for a download, else steps."""
+
+POLL_S: Final = 0.2
+"""Seconds between two looks at work that another process or library does."""
+STALL_S: Final = 300.0
+"""Seconds that a download may pass without a new byte; time-outs and retries of those who download come first."""
+
+
+def ignore(done: int, total: int, what: str) -> None:
+    """The Progress of those who want none."""
+
+
+class Growth:
+    """Bytes below a folder that somebody else writes, and whether they still come."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._size = 0
+        self._grew = time.monotonic()
+
+    def look(self) -> int:
+        """The bytes that are there now."""
+        size = 0
+        for parent, _, names in os.walk(self._folder):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    size += os.lstat(os.path.join(parent, name)).st_size
+        if size != self._size:
+            self._size, self._grew = size, time.monotonic()
+        return size
+
+    @property
+    def stalled(self) -> bool:
+        return time.monotonic() - self._grew > STALL_S

@@ -1,0 +1,86 @@
+"""A routed session as one stage sees it: where its results go, and at the last stage how far the ring may run. Pure."""
+
+from dataclasses import dataclass, field
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.control import Address, Open, Sampling
+from zrt.runtime.messages.header import HopTime, Step
+
+
+@dataclass(slots=True)
+class StageSession:
+    """Built from `Open`. `length` is the history's length as far as this stage knows; the last stage makes it grow."""
+
+    session: int
+    epoch: int
+    slot: int
+    stage: int
+    route: list[Address]
+    length: int
+    eos: frozenset[int]
+    max_length: int
+    credit: int
+    sampling: Sampling
+    held: int | None = field(default=None)  # a token that waits for credit
+
+    @classmethod
+    def opened(cls, message: Open) -> "StageSession":
+        """ZrtError bad_request if the message does not make sense."""
+        if not 0 <= message.stage < len(message.route):
+            raise ZrtError("bad_request", f"open: stage {message.stage} is not on a route of {len(message.route)}")
+        if message.length < 1:
+            raise ZrtError("bad_request", f"open: length {message.length}, a history has at least one token")
+        return cls(
+            message.session,
+            message.epoch,
+            message.slot,
+            message.stage,
+            message.route,
+            message.length,
+            frozenset(message.eos),
+            message.max_length,
+            message.credit,
+            message.sampling,
+        )
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == len(self.route) - 1
+
+    def ends(self, until: int) -> bool:
+        """Whether a step with this `until` goes no further than here."""
+        return self.is_last or self.stage == until
+
+    def samples(self, seq_pos: int, n: int, until: int) -> bool:
+        """Whether a step with these tokens is followed by a new token picked here: it ends the history, and the whole route was meant."""
+        return self.is_last and until == -1 and seq_pos + n == self.length
+
+    @property
+    def next(self) -> Address:
+        """The stage after this one; after the last comes the first."""
+        return self.route[(self.stage + 1) % len(self.route)]
+
+    def sampled(self, token: int) -> Step | None:
+        """Take the token picked here; the ring's next step, unless generation ends or credit ran out."""
+        self.length += 1
+        if token in self.eos or self.length >= self.max_length:
+            return None
+        self.held = token
+        return self._release()
+
+    def grant(self, upto: int) -> tuple[int, Step] | None:
+        """More credit; the token and the step that waited for it, if any."""
+        self.credit = max(self.credit, upto)
+        token = self.held
+        step = self._release() if token is not None else None
+        return (token, step) if token is not None and step is not None else None
+
+    def _release(self) -> Step | None:
+        if self.length >= self.credit:
+            return None
+        self.held = None
+        return Step(self.session, self.epoch, self.length - 1, 1, self.slot)
+
+    def onward(self, step: Step, seq_pos: int, n: int, spent: HopTime) -> Step:
+        """The step as it goes on from here: the tokens that ran, and the time they took."""
+        return Step(step.session, step.epoch, seq_pos, n, step.slot, step.until, [*step.times, spent])

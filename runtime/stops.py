@@ -1,0 +1,49 @@
+"""Stop strings over a stream of text."""
+
+from collections.abc import Sequence
+
+from zrt.runtime.errors import ZrtError
+
+
+class StopMatcher:
+    """Lets text through up to the first stop string, and holds back what could be the beginning of one.
+
+    The first stop to be complete ends the text, as the answer ends there; of two complete at the same character, the
+    longer. So the outcome depends on the text alone, not on the pieces it comes in.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Errors: bad_request on an empty stop string, which would be found everywhere."""
+        if not all(stops):
+            raise ZrtError("bad_request", "a stop string is empty")
+        self._stops = tuple(stops)
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the text."""
+
+    def push(self, piece: str) -> str:
+        """Add text, and return what surely stands before any stop string. Empty for good after a match."""
+        if self.matched is not None:
+            return ""
+        text = self._held + piece
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            _, end, self.matched = min(found)
+            self._held = ""
+        else:
+            end = self._beginning(text)
+            self._held = text[end:]
+        return text[:end]
+
+    def finish(self) -> str:
+        """The text held back, now that no more comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _beginning(self, text: str) -> int:
+        """Where the longest end of `text` starts that is the beginning of a stop string; its length if there is none."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if any(stop.startswith(text[start:]) for stop in self._stops):
+                return start
+        return len(text)

@@ -1,0 +1,265 @@
+"""Bytes <-> messages: the header frame, tensor frames, size limits, and bare single-frame messages.
+
+Between zrt actors a message is `[header][body]` or `[header][body][data]`: header.py's array, the documented message as a MessagePack
+map, and tensor bytes from `INLINE` on as a frame of their own, with the body's `data` left empty. A bare message is the body alone.
+Every reader here takes whatever a peer sent and either returns a checked message or raises WireError, nothing else.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from msgspec.msgpack import Decoder, Encoder
+from zrt.runtime.codecs import Undecodable, kwaai
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.client import ClientEvent, ClientRequest
+from zrt.runtime.messages.control import ControlMessage
+from zrt.runtime.messages.header import PROTOCOL, Header
+from zrt.runtime.messages.inference import InferenceRequest, InferenceResponse
+from zrt.runtime.refusal import WireError, bad_header, bad_tagged
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Body: TypeAlias = InferenceRequest | ControlMessage
+
+INLINE: Final = 16 * 1024
+"""Bytes of tensor data from which they travel as a frame of their own."""
+MAX_FRAME: Final = 512 * 1024 * 1024
+"""Bytes of one frame between actors, and of a bare inference message."""
+MAX_CLIENT_FRAME: Final = 16 * 1024 * 1024
+"""Bytes of one frame at the client endpoint, either way."""
+ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4}
+"""What `Header.dtype` may name. Token ids are uint32 (or unnamed), hidden states one of the floats; all little-endian."""
+SCHEMAS: Final = ("inference", "control")
+"""What `Header.body` may name: `InferenceRequest`, or one of `ControlMessage` told apart by its `type`."""
+
+_POSITIONS: Final = 2**32 - 1
+
+
+_encoder: Final = Encoder()
+_header: Final = Decoder(Header)
+_control: Final[Decoder[ControlMessage]] = Decoder(ControlMessage)
+_client: Final[Decoder[ClientRequest]] = Decoder(ClientRequest)
+_event: Final[Decoder[ClientEvent]] = Decoder(ClientEvent)
+
+
+# ---- between actors -------------------------------------------------------------------------------------------------
+
+
+def encode(header: Header, body: Body) -> list[bytes | memoryview]:
+    """The frames of one message; sets `header.body`. ZrtError too_large if a frame would exceed MAX_FRAME.
+
+    The first two are fresh; a data frame shares the memory of `body.data`, which stays untouched until it is sent.
+    """
+    frames: list[bytes | memoryview]
+    if isinstance(body, InferenceRequest):
+        header.body = "inference"
+        data = memoryview(body.data)
+        if data.nbytes >= INLINE:
+            _room(data.nbytes, MAX_FRAME)
+            hollow = InferenceRequest(body.session_id, body.seq_pos, body.payload_type, body.shape, memoryview(b""))
+            frames = [_encoder.encode(header), _encoder.encode(hollow), _octets(data)]
+        else:
+            frames = [_encoder.encode(header), _encoder.encode(body)]
+    else:
+        header.body = "control"
+        frames = [_encoder.encode(header), _encoder.encode(body)]
+    for frame in frames:
+        _room(len(frame), MAX_FRAME)
+    return frames
+
+
+def decode(frames: "Sequence[Buffer]") -> tuple[Header, Body]:
+    """One message of two or three frames. Its tensor data is a slice of the frame that carried it, not a copy.
+
+    WireError bad_request: not decodable, another protocol version, or steps, shape, dtype and data that do not agree;
+    unknown_op: no such schema or control message; too_large.
+    """
+    if not frames:
+        raise WireError("bad_request", "a message has a header and a body frame, got none")
+    header = _read_header(frames[0])
+    try:
+        return header, _read_body(header, frames)
+    except WireError as error:
+        error.header = header
+        raise
+
+
+def _read_header(frame: "Buffer") -> Header:
+    try:
+        header = _header.decode(_view(frame, MAX_FRAME))
+    except (ValueError, RecursionError) as error:
+        raise bad_header(error) from None
+    if header.version != PROTOCOL:
+        text = f"header.version: the sender speaks protocol {header.version}, this process {PROTOCOL}"
+        raise WireError("bad_request", text, header=header)
+    return header
+
+
+def _read_body(header: Header, frames: "Sequence[Buffer]") -> Body:
+    if header.body not in SCHEMAS:
+        raise WireError("unknown_op", f"header.body: expected {' or '.join(SCHEMAS)}, got {header.body!r}")
+    if header.dtype and header.dtype not in ELEMENT_BYTES:
+        raise WireError("bad_request", f"header.dtype: expected {', '.join(ELEMENT_BYTES)}, got {header.dtype!r}")
+    for number, step in enumerate(header.steps):
+        if step.seq_pos + step.n > _POSITIONS:
+            text = f"header.steps[{number}]: expected seq_pos + n to {_POSITIONS}, got {step.seq_pos} + {step.n}"
+            raise WireError("bad_request", text)
+    most = 3 if header.body == "inference" else 2
+    if not 2 <= len(frames) <= most:
+        raise WireError("bad_request", f"an {header.body} message has at most {most} frames, got {len(frames)}")
+    if header.body == "control":
+        return _read_control(_view(frames[1], MAX_FRAME))
+    request = _read_request(_view(frames[1], MAX_FRAME))
+    if len(frames) == 3:
+        if len(request.data) != 0:
+            raise WireError("bad_request", "data: expected none in the body beside a data frame")
+        request.data = _view(frames[2], MAX_FRAME)
+    _check_steps(header, request)
+    return request
+
+
+def _read_control(frame: memoryview) -> ControlMessage:
+    try:
+        return _control.decode(frame)
+    except (ValueError, RecursionError) as error:
+        raise bad_tagged("control", error, frame, ControlMessage) from None
+
+
+def _read_request(frame: memoryview) -> InferenceRequest:
+    try:
+        return kwaai.read_request(frame)
+    except Undecodable as error:
+        raise WireError("bad_request", f"deserialise InferenceRequest: {error}") from None
+
+
+def _check_steps(header: Header, request: InferenceRequest) -> None:
+    """The tensor has one row a token, and the documented fields repeat the first step."""
+    if not header.steps:
+        raise WireError("bad_request", "header.steps: expected at least one beside an InferenceRequest")
+    first = header.steps[0]
+    if request.session_id != first.session or request.seq_pos != first.seq_pos:
+        raise WireError("bad_request", "session_id, seq_pos: expected those of the first step")
+    dtype = header.dtype
+    if request.payload_type == "token_ids":
+        dtype = dtype or "uint32"
+    if not dtype or (dtype == "uint32") != (request.payload_type == "token_ids"):
+        raise WireError("bad_request", f"header.dtype: {request.payload_type} cannot be {dtype or 'unnamed'}")
+    _check_tensor(request, dtype, sum(step.n for step in header.steps))
+
+
+def _check_tensor(request: InferenceRequest, dtype: str, rows: int) -> None:
+    """`shape` is [rows] for token ids, [1, rows, hidden] for hidden states, and `data` is as long as it says."""
+    shape = request.shape
+    if request.payload_type == "token_ids":
+        what, fits, wanted = "token IDs", shape == [rows], f"[{rows}]"
+    else:
+        fits = len(shape) == 3 and shape[0] == 1 and shape[1] == rows and shape[2] > 0
+        what, wanted = "hidden states", f"[1, {rows}, hidden]"
+    if not fits:
+        raise WireError("bad_request", f"decode {what}: shape: expected {wanted}, got {shape}")
+    size = math.prod(shape) * ELEMENT_BYTES[dtype]
+    if len(request.data) != size:
+        text = f"decode {what}: data: expected {size} bytes for {dtype} of shape {shape}, got {len(request.data)}"
+        raise WireError("bad_request", text)
+
+
+# ---- bare inference messages ----------------------------------------------------------------------------------------
+
+
+def decode_inference(frame: "Buffer") -> InferenceRequest:
+    """A bare request: u32-LE token ids of shape [n], or f16-LE hidden states of shape [1, n, hidden], n >= 1.
+
+    Whatever KwaaiNet's own decoder takes is taken (see codecs/kwaai.py), then shape, data and position are checked.
+    WireError bad_request, too_large.
+    """
+    request = _read_request(_view(frame, MAX_FRAME))
+    if request.payload_type == "token_ids":
+        dtype, rows = "uint32", len(request.data) // ELEMENT_BYTES["uint32"]
+    else:
+        dtype, rows = "float16", request.shape[1] if len(request.shape) == 3 else 1
+    _check_tensor(request, dtype, rows)
+    if rows == 0:
+        raise WireError("bad_request", "shape: expected at least one token, got none")
+    if request.seq_pos + rows > _POSITIONS:
+        raise WireError("bad_request", f"seq_pos: expected seq_pos + n to {_POSITIONS}, got {request.seq_pos} + {rows}")
+    return request
+
+
+def encode_inference(request: InferenceRequest, *, array: bool = False) -> bytes:
+    """A bare request, for a block server or a KwaaiNet node. Both read bin; `array` writes the documented integers.
+
+    ZrtError too_large."""
+    return _written(kwaai.write(request, array=array), MAX_FRAME)
+
+
+def encode_response(response: InferenceResponse, *, array: bool = False) -> bytes:
+    """A bare reply; `array` as in `encode_inference`. ZrtError too_large."""
+    return _written(kwaai.write(response, array=array), MAX_FRAME)
+
+
+def decode_response(frame: "Buffer") -> InferenceResponse:
+    """A bare reply. `data` is a slice of the frame where it is bin; it is not compared with `shape`. WireError bad_request, too_large."""
+    try:
+        return kwaai.read_response(_view(frame, MAX_FRAME))
+    except Undecodable as error:
+        raise WireError("bad_request", f"deserialise InferenceResponse: {error}") from None
+
+
+# ---- client messages ------------------------------------------------------------------------------------------------
+
+
+def encode_client(request: ClientRequest) -> bytes:
+    """ZrtError too_large."""
+    return _written(_encoder.encode(request), MAX_CLIENT_FRAME)
+
+
+def decode_client(frame: "Buffer") -> ClientRequest:
+    """WireError bad_request (names the field), unknown_op (no such `type`) or too_large, with the request's id where it can be read."""
+    view = _view(frame, MAX_CLIENT_FRAME)
+    try:
+        return _client.decode(view)
+    except (ValueError, RecursionError) as error:
+        raise bad_tagged("request", error, view, ClientRequest) from None
+
+
+def encode_event(event: ClientEvent) -> bytes:
+    """ZrtError too_large."""
+    return _written(_encoder.encode(event), MAX_CLIENT_FRAME)
+
+
+def decode_event(frame: "Buffer") -> ClientEvent:
+    """WireError as `decode_client`."""
+    view = _view(frame, MAX_CLIENT_FRAME)
+    try:
+        return _event.decode(view)
+    except (ValueError, RecursionError) as error:
+        raise bad_tagged("event", error, view, ClientEvent) from None
+
+
+# ---- helpers --------------------------------------------------------------------------------------------------------
+
+
+def _octets(data: memoryview) -> memoryview:
+    """The same memory as flat bytes."""
+    if data.format == "B" and data.ndim == 1:
+        return data
+    return data.cast("B") if data.nbytes else memoryview(b"")
+
+
+def _view(frame: "Buffer", limit: int) -> memoryview:
+    view = _octets(memoryview(frame))
+    if len(view) > limit:
+        raise WireError("too_large", f"a frame of {len(view)} bytes, the limit is {limit}")
+    return view
+
+
+def _room(size: int, limit: int) -> None:
+    if size > limit:
+        raise ZrtError("too_large", f"a frame of {size} bytes, the limit is {limit}")
+
+
+def _written(frame: bytes, limit: int) -> bytes:
+    _room(len(frame), limit)
+    return frame
