@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
 from zrt.runtime.actor import Bare, Envelope
 from zrt.runtime.compute.engine import Engine, Outcome, TurnResult, Work
 from zrt.runtime.compute.sampling import SamplingOptions
@@ -48,7 +47,7 @@ from zrt.runtime.messages.control import (
     StepFailed,
 )
 from zrt.runtime.messages.header import HopTime, Step
-from zrt.runtime.messages.inference import WARMING_UP, InferenceRequest, InferenceResponse
+from zrt.runtime.messages.inference import WARMING_UP, InferenceRequest, InferenceResponse, ResponseType
 from zrt.runtime.models import resolve
 from zrt.runtime.stage import StageSession
 from zrt.runtime.tensors import from_bytes, to_bytes
@@ -88,7 +87,6 @@ class BlockServer(Member):
         super().__init__(name, "block_server", join=join, listen=listen, advertise=advertise)
         self.device = device
         self.threads = threads
-        self.state: ActorState = "starting"
         self.assignment: Assignment | None = None
         self.engine: Engine | None = None
         self.lane = Lane(f"{name}-{device}")
@@ -141,8 +139,9 @@ class BlockServer(Member):
 
     def _on_registered(self, again: bool) -> None:
         """A coordinator that does not know us has no sessions: what the last one opened is dead."""
-        for session in list(self._sessions):
-            self._forget(session)
+        if not again:
+            for session in list(self._sessions):
+                self._forget(session)
 
     # ---- assignment ---------------------------------------------------------------------------------------------
 
@@ -296,7 +295,9 @@ class BlockServer(Member):
             return from_bytes(request.data, "uint32", [len(request.data) // 4]).to(torch.int64)
         hidden = engine.spec.hidden_size
         if len(request.shape) != 3 or request.shape[0] != 1 or request.shape[2] != hidden:
-            raise ZrtError("bad_request", f"hidden states of shape {request.shape}, expected [1, n, {hidden}]", self.name)
+            raise ZrtError(
+                "bad_request", f"hidden states of shape {request.shape}, expected [1, n, {hidden}]", self.name
+            )
         return from_bytes(request.data, dtype, request.shape[1:]).to(engine.shard.dtype)
 
     def _step_failed(self, session: int, epoch: int, stage: int, have: int, error: ZrtError) -> None:
@@ -342,11 +343,9 @@ class BlockServer(Member):
         bare: Bare = step.origin
         key = step.key
         assert isinstance(key, BareSession)
-        if engine.shard.is_last:
-            rows = output[outcome.first].reshape(1, 1, -1)
-        else:
-            rows = output[outcome.first : outcome.first + step.n].unsqueeze(0)
-        kind = "logits" if engine.shard.is_last else "hidden_states"
+        count = 1 if engine.shard.is_last else step.n
+        rows = output[outcome.first : outcome.first + count].unsqueeze(0)
+        kind: ResponseType = "logits" if engine.shard.is_last else "hidden_states"
         data = to_bytes(rows, "float16")
         self._reply_bare(bare, InferenceResponse(key.session, kind, list(rows.shape), data, None))
 
@@ -375,7 +374,7 @@ class BlockServer(Member):
         works = [self._work(engine, step) for step in turn]
         started = time.monotonic()
         try:
-            result = await self.lane.run(self._compute, engine, turn, works)
+            result = await self.lane.run(engine.turn, works)
         except (ZrtError, RuntimeError, MemoryError) as error:
             log.exception("a turn of %d steps failed", len(turn))
             fault = error if isinstance(error, ZrtError) else ZrtError("internal", f"a turn failed: {error}", self.name)
@@ -388,17 +387,10 @@ class BlockServer(Member):
         load.busy_us += spent
         await self._deliver(engine, turn, result, started, spent)
 
-    def _compute(self, engine: Engine, turn: list[Waiting], works: list[Work]) -> TurnResult:
-        """In the lane. A bare session's cache row is made by its first step."""
-        for step in turn:
-            if isinstance(step.key, BareSession) and step.seq_pos == 0:
-                engine.cache.open(step.key)
-        return engine.turn(works)
-
     def _work(self, engine: Engine, step: Waiting) -> Work:
         origin = step.origin
         if not isinstance(origin, Routed):
-            return Work(step.key, step.seq_pos, step.n, step.rows, logits=engine.shard.is_last)
+            return Work(step.key, step.seq_pos, step.n, step.rows, logits=engine.shard.is_last, opens=True)
         session = origin.session
         sample = None
         if session.samples(step.seq_pos, step.n, origin.step.until):

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from zrt.actors.generations import Generations
 from zrt.runtime.actor import Actor, Bare, Envelope
-from zrt.runtime.compute.spec import ModelSpec, block_bytes, embedding_bytes, head_bytes, kv_token_bytes
+from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
+from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import (
@@ -49,10 +50,10 @@ from zrt.runtime.messages.control import (
     StateChanged,
     StepFailed,
 )
-from zrt.runtime.plan import Wish, plan
 from zrt.runtime.prompts import Prompts
-from zrt.runtime.roster import Roster, Seat, assignment_for, seats
-from zrt.runtime.wire import MAX_CLIENT_FRAME, WireError, decode_client, encode_event
+from zrt.runtime.refusal import WireError
+from zrt.runtime.roster import Roster, Seat, assignment_for, seats, stage_ranges
+from zrt.runtime.wire import MAX_CLIENT_FRAME, decode_client, encode_event
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +72,9 @@ class Coordinator(Actor):
         super().__init__("coordinator", listen=conf.cluster.listen, limit=MAX_CLIENT_FRAME)
         self.conf = conf
         self.spec = spec
-        self.ended = asyncio.Event()
         self.prompts = prompts
         self.roster = Roster(self._seats())
-        self.serials = count(1)
+        self.serials = count(time.time_ns())
         self.template = self._template(folder)
         self.generations = Generations(
             self,
@@ -114,12 +114,8 @@ class Coordinator(Actor):
     # ---- the plan -----------------------------------------------------------------------------------------------
 
     def _seats(self) -> list[Seat]:
-        spec, dtype = self.spec, self.conf.model.dtype
-        wishes = [Wish(stage.blocks) for stage in self.conf.stages]
-        blocks = plan(
-            [block_bytes(spec, dtype)] * spec.num_blocks, embedding_bytes(spec, dtype), head_bytes(spec, dtype), wishes
-        )
-        return seats([(part.first, part.last) for part in blocks], [stage.replicas for stage in self.conf.stages])
+        ranges = stage_ranges(self.conf, self.spec)
+        return seats([(part.first, part.last) for part in ranges], [stage.replicas for stage in self.conf.stages])
 
     def _template(self, folder: Path) -> Assignment:
         """What all stages' assignments have in common. A demo name or hub id is resolved by each machine itself."""
@@ -143,7 +139,8 @@ class Coordinator(Actor):
     def _capacity(self) -> int:
         """KV pages of the stage that has the fewest."""
         most = max(seat.last - seat.first + 1 for seat in self.roster.plan)
-        return self.conf.kv.bytes // (PAGE_TOKENS * kv_token_bytes(self.spec, self.conf.model.dtype) * most)
+        page_bytes: int = PAGE_TOKENS * kv_token_bytes(self.spec, self.conf.model.dtype) * most
+        return self.conf.kv.bytes // page_bytes
 
     # ---- processes ----------------------------------------------------------------------------------------------
 
@@ -155,11 +152,11 @@ class Coordinator(Actor):
         message = envelope.body
         assert isinstance(message, Register)
         header = envelope.header
-        previous = self.roster.find(header.sender)
-        if previous is not None and previous.address.incarnation != header.incarnation:
-            self._gone(previous.address.name, previous.address.incarnation)
         address = Address(header.sender, header.incarnation, message.endpoint)
+        again = self.roster.find(header.sender)
         self.roster.register(address, message, time.monotonic())
+        if again is not None:
+            self.generations.peer_lost(address)  # what it told us while its connection was broken is lost
         self._place()
         return Registered(self.incarnation, BEAT_MS)
 
@@ -247,7 +244,7 @@ class Coordinator(Actor):
         try:
             request = decode_client(bare.frame)
         except WireError as error:
-            self._answer(bare, Error(id=error.id, kind=error.kind, message=error.message, where=self.name))
+            self._tell_client(bare, Error(id=error.id, kind=error.kind, message=error.message, where=self.name))
             return
         self.spawn(self._serve(bare, request), f"client {request.id}")
 
@@ -255,27 +252,35 @@ class Coordinator(Actor):
         try:
             await self._obey(bare, request)
         except ZrtError as error:
-            self._answer(bare, Error(id=request.id, kind=error.kind, message=error.message, where=error.where))
+            self._tell_client(bare, Error(id=request.id, kind=error.kind, message=error.message, where=error.where))
 
     async def _obey(self, bare: Bare, request: ClientRequest) -> None:
         match request:
             case Generate():
                 await self.generations.start(bare, request)
             case Cancel():
-                self.generations.cancel(request.session)
-                self._answer(bare, Ok(id=request.id))
+                self._cancel(bare, request)
+                self._tell_client(bare, Ok(id=request.id))
             case Status():
-                self._answer(bare, self._cluster(request.id))
+                self._tell_client(bare, self._cluster(request.id))
             case Subscribe():
                 self._subscribe(bare, request.id)
             case Unsubscribe():
                 self._subscribers.pop((bare.peer, request.id), None)
-                self._answer(bare, Ok(id=request.id))
+                self._tell_client(bare, Ok(id=request.id))
             case Down():
-                self._answer(bare, Ok(id=request.id))
+                self._tell_client(bare, Ok(id=request.id))
                 self._down()
 
-    def _answer(self, bare: Bare, event: ClientEvent) -> bool:
+    def _cancel(self, bare: Bare, request: Cancel) -> None:
+        if request.session is not None and request.request is None:
+            self.generations.cancel(request.session)
+        elif request.request is not None and request.session is None:
+            self.generations.cancel_of(bare, request.request)
+        else:
+            raise ZrtError("bad_request", "give exactly one of session, request")
+
+    def _tell_client(self, bare: Bare, event: ClientEvent) -> bool:
         """False when the client is gone or does not read."""
         try:
             return self.reply_bare(bare, encode_event(event))
@@ -287,7 +292,7 @@ class Coordinator(Actor):
         if len(self._subscribers) >= SUBSCRIBERS:
             raise ZrtError("overloaded", f"{SUBSCRIBERS} subscribers already")
         self._subscribers[(bare.peer, request)] = bare
-        self._answer(bare, self._cluster(request))
+        self._tell_client(bare, self._cluster(request))
 
     async def _publish(self) -> None:
         """Tell subscribers what changed, a few times a second at most."""
@@ -295,7 +300,7 @@ class Coordinator(Actor):
             await self._changed.wait()
             self._changed.clear()
             for key, bare in list(self._subscribers.items()):
-                if not self._answer(bare, self._cluster(key[1])):
+                if not self._tell_client(bare, self._cluster(key[1])):
                     self._subscribers.pop(key, None)
             await asyncio.sleep(PUBLISH_S)
 

@@ -30,7 +30,7 @@ from zrt.runtime.messages.client import Piece as PieceEvent
 from zrt.runtime.messages.control import (
     Address,
     Close,
-    Control,
+    ControlMessage,
     Credit,
     Filled,
     Open,
@@ -128,7 +128,8 @@ class Generations:
         if self._pages(length) > self._capacity:
             needed, held = self._pages(length), self._capacity
             raise ZrtError(
-                "kv_full", f"{length} tokens need {needed} KV pages, a stage has {held}: lower max_tokens or raise [kv] bytes"
+                "kv_full",
+                f"{length} tokens need {needed} KV pages, a stage has {held}: lower max_tokens or raise [kv] bytes",
             )
         tokenizer = self._prompts.tokenizer
         session = Session(
@@ -201,9 +202,7 @@ class Generations:
             done, total = self._queue.index(generation), len(self._queue)
         elif session.state is State.DECODING:
             done, total = session.completion_tokens, session.max_length - session.prompt_tokens
-        return Progress(
-            id=generation.id, phase=PHASES[session.state], done=done, total=total, message=generation.fault
-        )
+        return Progress(id=generation.id, phase=PHASES[session.state], done=done, total=total, message=generation.fault)
 
     def _tell(self, generation: Generation, event: ClientEvent) -> None:
         """A client that is gone, or that does not read, loses its session."""
@@ -213,7 +212,7 @@ class Generations:
         except ZrtError as error:
             log.warning("client of session %016x: %s", generation.session.id, error)
             there = False
-        if not there and generation.session.state is not State.FINISHED:
+        if not there and not generation.session.finished:
             generation.session.finish("cancelled")
             self._end(generation)
 
@@ -260,7 +259,7 @@ class Generations:
         session = generation.session
         if delay:
             await asyncio.sleep(delay)
-        if session.epoch != epoch or session.state is State.FINISHED:
+        if session.epoch != epoch or session.finished:
             return
         left, session.route = session.route, self._roster.route() or []
         for address in left:
@@ -281,7 +280,7 @@ class Generations:
         except ZrtError as error:
             self._retry(generation, epoch, error)
             return
-        if session.epoch != epoch or session.state is State.FINISHED:
+        if session.epoch != epoch or session.finished:
             return
         have = [reply.body.have for reply in replies if isinstance(reply.body, Opened)]
         if len(have) != len(session.route):
@@ -317,7 +316,7 @@ class Generations:
     def _retry(self, generation: Generation, epoch: int, error: ZrtError) -> None:
         """Try another route a little later, unless that was done already or there is no hope."""
         session = generation.session
-        if session.epoch != epoch or session.state is State.FINISHED:
+        if session.epoch != epoch or session.finished:
             return
         generation.fault = str(error)
         if error.kind not in GAPS:
@@ -367,7 +366,7 @@ class Generations:
         except ZrtError as error:
             self._retry(generation, session.epoch, error)
             return
-        if session.state is not State.FINISHED and session.credit - len(session.tokens) <= CREDIT // 2:
+        if not session.finished and session.credit - len(session.tokens) <= CREDIT // 2:
             session.credit = len(session.tokens) + CREDIT
             self._send(session.route[-1], Credit(session.id, session.epoch, session.credit))
         if piece is not None:
@@ -383,7 +382,7 @@ class Generations:
         generation = self._current(message.session, message.epoch)
         if generation is not None:
             fault = message.fault
-            self._retry(generation, message.epoch, ZrtError(fault.kind, fault.message, fault.where))  # type: ignore[arg-type]
+            self._retry(generation, message.epoch, ZrtError.of(fault.kind, fault.message, fault.where))
 
     def _current(self, session: int, epoch: int) -> Generation | None:
         generation = self._live.get(session)
@@ -424,7 +423,7 @@ class Generations:
         return shares
 
     def _fail(self, generation: Generation, error: ZrtError) -> None:
-        if generation.session.state is not State.FINISHED:
+        if not generation.session.finished:
             generation.session.finish("error")
         self._tell(generation, Error(id=generation.id, kind=error.kind, message=error.message, where=error.where))
         self._end(generation)
@@ -442,7 +441,7 @@ class Generations:
             self._send(address, Close(session.id, session.epoch))
         self._admit()
 
-    def _send(self, address: Address, message: Control) -> None:
+    def _send(self, address: Address, message: ControlMessage) -> None:
         """Tell a replica; if it is gone, that is heard elsewhere."""
         try:
             self._actor.tell(address, message)

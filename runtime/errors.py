@@ -1,6 +1,6 @@
 """Errors are values: one exception that carries `(kind, message, where)`, the three fields every error message has on the wire."""
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal, Self, cast, get_args
 
 Kind = Literal[
     "bad_request",
@@ -46,6 +46,11 @@ class ZrtError(Exception):
         self.kind: Kind = kind
         self.message = message
         self.where = where
+
+    @classmethod
+    def of(cls, kind: str, message: str, where: str = "") -> Self:
+        """An error as it came over the wire; a kind that is not known here becomes `internal`."""
+        return cls(cast(Kind, kind if kind in KINDS else "internal"), message, where)
 
     def __str__(self) -> str:
         place = f" ({self.where})" if self.where else ""

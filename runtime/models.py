@@ -29,7 +29,7 @@ def resolve(ref: str, *, zrt_home: Path | None = None, weights: bool = True, pro
     if ref == DEMO:
         return demo_folder(zrt_home or home(), progress)
     folder = Path(ref).expanduser()
-    if folder.is_dir():
+    if ref and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ZrtError("bad_model", f"the folder {ref} has no config.json, so it is no model; {WAYS}")
         return folder.resolve()

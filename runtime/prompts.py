@@ -41,7 +41,8 @@ class Prompts:
             raise ZrtError("bad_request", f"token id {high} is outside the vocabulary of {self._vocab_size}")
         if len(ids) >= self.context:
             raise ZrtError(
-                "context_exceeded", f"the prompt has {len(ids)} tokens, the context holds {self.context}: shorten it or raise [model] context"
+                "context_exceeded",
+                f"the prompt has {len(ids)} tokens, the context holds {self.context}: shorten it or raise [model] context",
             )
         return list(ids)
 

@@ -12,6 +12,7 @@ from zrt.runtime.messages.control import SampledToken
 from zrt.runtime.messages.header import Header, HopTime, Step
 
 _TEXT: Final = 500
+_INDEX: Final = re.compile(r"\[(\d{1,9})\]")
 _HEADER_PATH: Final = (Header, None, Step, None, HopTime)
 _BODY_PATH: Final = (None, SampledToken, None, HopTime)
 
@@ -81,5 +82,5 @@ def _explain(what: str, error: Exception, levels: tuple[type[Struct] | None, ...
         return f".{fields[number]}" if number < len(fields) else index[0]
 
     if isinstance(error, msgspec.ValidationError) and path.startswith("`$"):
-        return f"{what}{re.sub(r'[[]([0-9]{1,9})[]]', name, path.strip('`$'))}: {text}"
+        return f"{what}{_INDEX.sub(name, path.strip('`$'))}: {text}"
     return f"{what}: {error}"

@@ -1,8 +1,11 @@
 """Who is there, what each holds, and which way a session goes. Pure: no sockets, no clock (times are passed in)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
+from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import ActorInfo
 from zrt.runtime.messages.control import (
@@ -17,6 +20,7 @@ from zrt.runtime.messages.control import (
     Register,
     StateChanged,
 )
+from zrt.runtime.plan import Blocks, Wish, plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,26 @@ class Seat:
     last: int
 
 
+def seat_name(stage: int, replica: int, replicas: int) -> str:
+    """A stage's only replica is called `stage0`, several are `stage0.0`, `stage0.1`."""
+    return f"stage{stage}" if replicas == 1 else f"stage{stage}.{replica}"
+
+
+def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
+    """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config."""
+    dtype = conf.model.dtype
+    return plan(
+        [block_bytes(spec, dtype)] * spec.num_blocks,
+        embedding_bytes(spec, dtype),
+        head_bytes(spec, dtype),
+        [Wish(stage.blocks) for stage in conf.stages],
+    )
+
+
 def seats(ranges: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Seat]:
-    """One seat a replica. A stage's only replica is called `stage0`, several are `stage0.0`, `stage0.1`."""
+    """One seat a replica, in pipeline order."""
     return [
-        Seat(f"stage{stage}" if count == 1 else f"stage{stage}.{replica}", stage, replica, first, last)
+        Seat(seat_name(stage, replica, count), stage, replica, first, last)
         for stage, ((first, last), count) in enumerate(zip(ranges, replicas, strict=True))
         for replica in range(count)
     ]
@@ -52,7 +72,8 @@ class Entry:
     last_beat: float
     seat: Seat | None = None
     serial: int = 0
-    progress: float = 0.0
+    done_bytes: int = 0
+    total_bytes: int = 0
     fault: Fault | None = None
     load: Load = field(default_factory=Load)
     rss_bytes: int = 0
@@ -76,10 +97,15 @@ class Roster:
     # ---- what is heard ------------------------------------------------------------------------------------------
 
     def register(self, address: Address, message: Register, now: float) -> Entry:
-        """A process is here, or here again; a new incarnation takes the place of the old one of its name."""
-        entry = Entry(
-            address, message.kind, message.pid, message.host, message.device, message.state, now, fault=None
-        )
+        """A process is here, or here again. ZrtError bad_request while another process of its name is alive."""
+        old = self._entries.get(address.name)
+        if old is not None and old.address.incarnation != address.incarnation:
+            raise ZrtError("bad_request", f"the name {address.name} is taken by process {old.pid} on {old.host}")
+        entry = Entry(address, message.kind, message.pid, message.host, message.device, message.state, now)
+        if old is not None:
+            entry.seat, entry.serial, entry.load = old.seat, old.serial, old.load
+        elif message.kind == "block_server":
+            entry.state = "blank"  # what it holds is of an assignment that nobody remembers
         self._entries[address.name] = entry
         self._lost.pop(address.name, None)
         return entry
@@ -112,8 +138,8 @@ class Roster:
 
     def load_progress(self, address: Address, message: LoadProgress) -> None:
         entry = self.known(address)
-        if message.serial == entry.serial and message.total > 0:
-            entry.progress = message.done / message.total
+        if message.serial == entry.serial:
+            entry.done_bytes, entry.total_bytes = message.done, message.total
 
     def died(self, name: str, incarnation: int) -> Entry | None:
         """A process is gone (incarnation 0: whichever has that name); its entry, if it was here."""
@@ -194,9 +220,6 @@ class Roster:
     def of_kind(self, kind: ActorKind) -> list[Entry]:
         return [entry for entry in self._entries.values() if entry.kind == kind]
 
-    def __iter__(self) -> Iterable[Entry]:  # type: ignore[override]
-        return iter(list(self._entries.values()))
-
     def infos(self, now: float) -> list[ActorInfo]:
         """Every process, for people: block servers in pipeline order first, and those that are awaited or lost."""
         infos = [self._info(entry, now) for entry in self._entries.values()]
@@ -225,7 +248,8 @@ class Roster:
             device=entry.device,
             stage=seat.stage if seat else -1,
             blocks=f"{seat.first}-{seat.last}" if seat else "",
-            progress=1.0 if entry.state == "ready" else entry.progress,
+            done_bytes=entry.done_bytes,
+            total_bytes=entry.total_bytes,
             sessions=load.sessions,
             waiting=load.waiting,
             steps=load.steps,
@@ -245,7 +269,7 @@ def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignmen
         raise ZrtError("internal", f"{entry.address.name} has no seat")
     entry.serial = serial
     entry.state = "loading"
-    entry.progress = 0.0
+    entry.done_bytes = entry.total_bytes = 0
     return Assignment(
         serial,
         template.model,

@@ -77,6 +77,10 @@ class Session:
     def completion_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
+    @property
+    def finished(self) -> bool:
+        return self.state is State.FINISHED
+
     def move(self, state: State) -> None:
         if state not in MOVES[self.state]:
             raise ZrtError("internal", f"session {self.id:016x} cannot go from {self.state} to {state}")
@@ -87,7 +91,7 @@ class Session:
 
         A token the history already holds is ignored (a repeat); one beyond its end is a `kv_gap`: something was lost.
         """
-        if self.state is State.FINISHED or index < len(self.tokens):
+        if self.finished or index < len(self.tokens):
             return None
         if index > len(self.tokens):
             raise ZrtError("kv_gap", f"session {self.id:016x}: token {index} came, {len(self.tokens)} was awaited")

@@ -26,6 +26,8 @@ class Tokenizer:
         self._backend.no_padding()
         self.bos_id: int | None = loaded.bos_token_id
         self.eos_id: int | None = loaded.eos_token_id
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self._wants_bos = self.bos_id is not None and self._backend.encode("a").ids[:1] == [self.bos_id]
 
     @classmethod

@@ -7,18 +7,13 @@ A longer step is cut: its head runs now, its tail keeps its place. Steps of one 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
-
-
-class Rows(Protocol):
-    """A step's input, cut along its first dimension: a tensor, an array, a list."""
-
-    def __getitem__(self, item: slice, /) -> Self: ...
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One step that waits: `n` tokens of `key` from `seq_pos` on; `rows` is their input, `arrived` a monotonic time in seconds.
+    """One step that waits: `n` tokens of `key` from `seq_pos` on; `rows` is their input (a tensor, cut along
+    its first dimension), `arrived` a monotonic time in seconds.
 
     `origin` is the caller's own note of where the step came from and where its result goes; a cut step's parts share it.
     """
@@ -26,7 +21,7 @@ class Waiting:
     key: Hashable
     seq_pos: int
     n: int
-    rows: Rows
+    rows: Any
     arrived: float
     origin: Any = None
 

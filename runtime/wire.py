@@ -34,8 +34,7 @@ ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 
 SCHEMAS: Final = ("inference", "control")
 """What `Header.body` may name: `InferenceRequest`, or one of `ControlMessage` told apart by its `type`."""
 
-_POSITIONS: Final = 2**32 - 1
-
+_LAST_POSITION: Final = 2**32 - 1
 
 _encoder: Final = Encoder()
 _header: Final = Decoder(Header)
@@ -103,12 +102,12 @@ def _read_body(header: Header, frames: "Sequence[Buffer]") -> Body:
     if header.dtype and header.dtype not in ELEMENT_BYTES:
         raise WireError("bad_request", f"header.dtype: expected {', '.join(ELEMENT_BYTES)}, got {header.dtype!r}")
     for number, step in enumerate(header.steps):
-        if step.seq_pos + step.n > _POSITIONS:
-            text = f"header.steps[{number}]: expected seq_pos + n to {_POSITIONS}, got {step.seq_pos} + {step.n}"
+        if step.seq_pos + step.n > _LAST_POSITION:
+            text = f"header.steps[{number}]: expected seq_pos + n <= {_LAST_POSITION}, got {step.seq_pos} + {step.n}"
             raise WireError("bad_request", text)
     most = 3 if header.body == "inference" else 2
     if not 2 <= len(frames) <= most:
-        raise WireError("bad_request", f"an {header.body} message has at most {most} frames, got {len(frames)}")
+        raise WireError("bad_request", f"{header.body}: expected 2 to {most} frames, got {len(frames)}")
     if header.body == "control":
         return _read_control(_view(frames[1], MAX_FRAME))
     request = _read_request(_view(frames[1], MAX_FRAME))
@@ -182,8 +181,10 @@ def decode_inference(frame: "Buffer") -> InferenceRequest:
     _check_tensor(request, dtype, rows)
     if rows == 0:
         raise WireError("bad_request", "shape: expected at least one token, got none")
-    if request.seq_pos + rows > _POSITIONS:
-        raise WireError("bad_request", f"seq_pos: expected seq_pos + n to {_POSITIONS}, got {request.seq_pos} + {rows}")
+    if request.seq_pos + rows > _LAST_POSITION:
+        raise WireError(
+            "bad_request", f"seq_pos: expected seq_pos + n <= {_LAST_POSITION}, got {request.seq_pos} + {rows}"
+        )
     return request
 
 
@@ -191,11 +192,13 @@ def encode_inference(request: InferenceRequest, *, array: bool = False) -> bytes
     """A bare request, for a block server or a KwaaiNet node. Both read bin; `array` writes the documented integers.
 
     ZrtError too_large."""
+    _room(memoryview(request.data).nbytes, MAX_FRAME)
     return _written(kwaai.write(request, array=array), MAX_FRAME)
 
 
 def encode_response(response: InferenceResponse, *, array: bool = False) -> bytes:
     """A bare reply; `array` as in `encode_inference`. ZrtError too_large."""
+    _room(memoryview(response.data).nbytes, MAX_FRAME)
     return _written(kwaai.write(response, array=array), MAX_FRAME)
 
 

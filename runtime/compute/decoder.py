@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
-
 from zrt.runtime.compute.attention import RaggedAttention
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.kv_cache import KVCache
-from zrt.runtime.compute.rope import RotaryTable
+from zrt.runtime.compute.norm import rms_norm
+from zrt.runtime.compute.rope import RotaryTable, rotate_
 from zrt.runtime.compute.shard import Block, Shard
+from zrt.runtime.compute.workspace import Views, Workspace
 from zrt.runtime.errors import ZrtError
 
 
@@ -27,18 +28,17 @@ class Decoder:
         self.shard = shard
         self.cache = cache
         self._rope = RotaryTable(shard.spec, cache.context, shard.dtype)
+        self._eps = torch.tensor([shard.spec.norm_eps])
+        self._workspace = Workspace(shard.spec, shard.dtype)
 
-    def admit(self, step: Step) -> None:
-        """Take the pages a step needs, going back first where it starts before the end. Idempotent; on error nothing has changed.
+    def admit(self, step: Step, x: Tensor) -> None:
+        """Check one step and its input, and take the pages it needs, going back first where it starts before the end.
 
-        Errors: `unknown_session`; `kv_gap` when it starts beyond the tokens held; `context_exceeded`; `kv_full`; `bad_request`.
+        Idempotent; on error nothing has changed. Errors: `unknown_session`; `kv_gap` when it starts beyond the tokens held;
+        `context_exceeded`; `kv_full`; `bad_request` for input of the wrong shape, dtype or vocabulary.
         """
-        self._check(step)
-        have = self.cache.have(step.key)
-        self.cache.reserve(step.key, step.seq_pos + step.n)
-        if step.seq_pos < have:
-            self.cache.rewind(step.key, step.seq_pos)
-            self.cache.reserve(step.key, step.seq_pos + step.n)
+        self._check_input((step,), x)
+        self._take_pages(step)
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[Step], x: Tensor) -> Tensor:
@@ -47,18 +47,17 @@ class Decoder:
         `x`: token ids int64 [rows] on the first stage, else hidden states [rows, hidden] in the shard's dtype; it is not written to.
         Returns hidden states [rows, hidden], or on the last stage logits float32 [steps that want logits, vocab]. The result is the
         caller's: no later forward touches it. On error every session is as it was, save that one that had to go back has gone back.
-        Errors: those of `admit`, and `bad_request` for input of the wrong shape, dtype or vocabulary, or two steps of one session.
+        Errors: those of `admit`, and `bad_request` for two steps of one session.
         """
         self._check_input(steps, x)
-        for step in steps:
-            self._check(step)
         try:
             for step in steps:
-                self.admit(step)
+                self._take_pages(step)
             result = self._run(steps, x)
         except BaseException:
             for step in steps:
-                self.cache.rewind(step.key, self.cache.have(step.key))
+                if step.key in self.cache:
+                    self.cache.rewind(step.key, self.cache.have(step.key))
             raise
         for step in steps:
             self.cache.commit(step.key, step.seq_pos + step.n)
@@ -66,26 +65,35 @@ class Decoder:
 
     def _run(self, steps: Sequence[Step], x: Tensor) -> Tensor:
         shard = self.shard
-        positions = torch.tensor([position for step in steps for position in range(step.seq_pos, step.seq_pos + step.n)])
+        positions = torch.tensor(
+            [position for step in steps for position in range(step.seq_pos, step.seq_pos + step.n)]
+        )
         cos, sin = self._rope.at(positions)
-        attention = RaggedAttention(shard.spec, self.cache, steps, positions)
-        hidden = x.clone() if shard.embedding is None else functional.embedding(x, shard.embedding)
+        views = self._workspace.views(len(positions))
+        attention = RaggedAttention(self.cache, steps, positions, views)
+        if shard.embedding is None:
+            views.hidden.copy_(x)
+        else:
+            torch.index_select(shard.embedding, 0, x, out=views.hidden)
         for index, block in enumerate(shard.blocks):
-            self._block(index, block, hidden, cos, sin, attention)
-        return hidden if shard.head is None else self._logits(steps, hidden)
+            self._block(index, block, views, cos, sin, attention)
+        return views.hidden.clone() if shard.head is None else self._logits(steps, views.hidden)
 
-    def _block(self, index: int, block: Block, hidden: Tensor, cos: Tensor, sin: Tensor, attention: RaggedAttention) -> None:
-        """One block, in place on hidden [rows, hidden]."""
-        spec = self.shard.spec
-        qkv = block.qkv(rms_norm(hidden, block.attention_norm, spec.norm_eps))
-        heads = qkv.unflatten(1, (-1, spec.head_dim))
-        qk = heads[:, : spec.num_heads + spec.num_kv_heads]
+    def _block(
+        self, index: int, block: Block, views: Views, cos: Tensor, sin: Tensor, attention: RaggedAttention
+    ) -> None:
+        """One block, in place on `views.hidden`."""
+        rms_norm(views.hidden, block.attention_norm, self._eps, views.normed, views.scale)
+        block.qkv.write(views.normed, views.qkv)
         if block.qk_norm is not None:
-            qk.copy_(rms_norm(qk, block.qk_norm, spec.norm_eps))
-        self._rope.rotate_(qk, cos, sin)
-        hidden.add_(block.o(attention(index, heads)))
-        gate, up = block.gate_up(rms_norm(hidden, block.mlp_norm, spec.norm_eps)).chunk(2, dim=1)
-        hidden.add_(block.down(functional.silu(gate, inplace=True).mul_(up)))
+            rms_norm(views.qk, block.qk_norm, self._eps, views.qk, views.qk_scale)
+        rotate_(views.qk, views.qk_halves, views.qk_swapped, cos, sin)
+        attention(index)
+        block.o.add(views.attended, views.hidden)
+        rms_norm(views.hidden, block.mlp_norm, self._eps, views.normed, views.scale)
+        block.gate_up.write(views.normed, views.gate_up)
+        functional.silu(views.gate, inplace=True).mul_(views.up)
+        block.down.add(views.gate, views.hidden)
 
     def _logits(self, steps: Sequence[Step], hidden: Tensor) -> Tensor:
         shard = self.shard
@@ -96,32 +104,32 @@ class Decoder:
             end += step.n
             if step.logits:
                 rows.append(end - 1)
-        if not rows:
-            return torch.empty(0, shard.spec.vocab_size)
-        last = hidden if len(rows) == len(hidden) else hidden[rows]
-        return shard.head(rms_norm(last, shard.final_norm, shard.spec.norm_eps)).float()
+        logits = torch.empty(len(rows), shard.spec.vocab_size, dtype=shard.dtype)
+        if rows:
+            last = hidden[rows]
+            rms_norm(last, shard.final_norm, self._eps, last, torch.empty(len(rows), 1))
+            shard.head.write(last, logits)
+        return logits.float()
 
-    def _check(self, step: Step) -> None:
-        if step.n < 1 or step.seq_pos < 0:
-            raise ZrtError("bad_request", f"session {step.key!r}: a step of {step.n} tokens at position {step.seq_pos}")
+    def _take_pages(self, step: Step) -> None:
         have = self.cache.have(step.key)
         if step.seq_pos > have:
             raise ZrtError("kv_gap", f"session {step.key!r} holds {have} tokens; a step at {step.seq_pos} leaves a gap")
+        self.cache.reserve(step.key, step.seq_pos + step.n)
+        if step.seq_pos < have:
+            self.cache.rewind(step.key, step.seq_pos)
+            self.cache.reserve(step.key, step.seq_pos + step.n)
 
     def _check_input(self, steps: Sequence[Step], x: Tensor) -> None:
         spec, rows = self.shard.spec, sum(step.n for step in steps)
         if not steps or len({step.key for step in steps}) != len(steps):
             raise ZrtError("bad_request", "a batch holds at least one step, and one step a session")
+        for step in steps:
+            if step.n < 1 or step.seq_pos < 0:
+                raise ZrtError("bad_request", f"session {step.key!r}: a step of {step.n} tokens at position {step.seq_pos}")
         shape = (rows,) if self.shard.is_first else (rows, spec.hidden_size)
         dtype = torch.int64 if self.shard.is_first else self.shard.dtype
         if tuple(x.shape) != shape or x.dtype != dtype:
             raise ZrtError("bad_request", f"input is {x.dtype} {list(x.shape)}; these steps need {dtype} {list(shape)}")
         if self.shard.is_first and (int(x.min()) < 0 or int(x.max()) >= spec.vocab_size):
             raise ZrtError("bad_request", f"a token id is outside the vocabulary of {spec.vocab_size}")
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm over the last dimension, in float32, rounded to the dtype of `x` before the weight is applied."""
-    if x.dtype == torch.float32:
-        return functional.rms_norm(x, x.shape[-1:], eps=eps).mul_(weight)
-    return functional.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype).mul_(weight)

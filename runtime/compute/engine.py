@@ -9,15 +9,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-
-from zrt.runtime.compute.decoder import Decoder, Step
-from zrt.runtime.compute.kv_cache import KVCache, PoolStats
+from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.decoder import Decoder
+from zrt.runtime.compute.kv_cache import KVCache
+from zrt.runtime.compute.pages import PoolStats
 from zrt.runtime.compute.sampling import SamplingOptions, sample
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.weights import RandomCheckpoint, open_checkpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.tensors import DTYPES
+from zrt.runtime.tensors import DTYPES, dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Work:
     """One step of a turn: `rows` are token ids int64 [n] on the first stage, hidden states [n, hidden] elsewhere.
 
     With `sample`, the last stage picks the token that follows the step's last one; with `logits`, it returns that position's logits.
+    `opens` makes a session that nobody opened, where the step begins at its first token.
     """
 
     key: Hashable
@@ -33,6 +35,7 @@ class Work:
     rows: Tensor
     sample: SamplingOptions | None = None
     logits: bool = False
+    opens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,11 @@ class Engine:
     def spec(self) -> ModelSpec:
         return self.shard.spec
 
+    @property
+    def dtype(self) -> str:
+        """The model's dtype by its name on the wire."""
+        return dtype_name(self.shard.dtype)
+
     def open(self, key: Hashable, length: int) -> int:
         """Make room for a session whose history has `length` tokens; how many of them are held already."""
         self.cache.open(key)
@@ -121,7 +129,11 @@ class Engine:
         for index, work in enumerate(works):
             step = Step(work.key, work.seq_pos, work.n, logits=work.sample is not None or work.logits)
             try:
-                self._decoder.admit(step)
+                if work.opens and work.seq_pos == 0:
+                    self.cache.open(work.key)
+                if work.key not in self.cache:
+                    raise ZrtError("kv_gap", f"this session is not held here, so position {work.seq_pos} leaves a gap")
+                self._decoder.admit(step, work.rows)
             except ZrtError as error:
                 faults[index] = error
             else:

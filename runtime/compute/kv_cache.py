@@ -13,13 +13,11 @@ from typing import Final
 
 import torch
 from torch import Tensor
-
-from zrt.runtime.compute.layout import kv_token_bytes
+from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
 from zrt.runtime.compute.pages import PagePool, PoolStats
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 
-PAGE_TOKENS: Final = 16
 _MAP_NORESERVE: Final = 0x4000  # <asm-generic/mman.h>; the mmap module does not name it
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -100,7 +98,9 @@ class KVCache:
     def reserve(self, key: Hashable, upto: int) -> None:
         """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be; nothing changes then."""
         if upto > self.context:
-            raise ZrtError("context_exceeded", f"session {key!r} would hold {upto} tokens; the context is {self.context}")
+            raise ZrtError(
+                "context_exceeded", f"session {key!r} would hold {upto} tokens; the context is {self.context}"
+            )
         self._pages.reserve(key, upto)
 
     def commit(self, key: Hashable, upto: int) -> None:

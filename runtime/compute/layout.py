@@ -10,6 +10,8 @@ from typing import Final
 from zrt.runtime.compute.spec import ModelSpec
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+PAGE_TOKENS: Final = 16
+"""Tokens of one page of KV memory."""
 EMBEDDING: Final = "model.embed_tokens.weight"
 FINAL_NORM: Final = "model.norm.weight"
 HEAD: Final = "lm_head.weight"
@@ -24,7 +26,12 @@ def block_name(block: int, part: str) -> str:
 
 def block_shapes(spec: ModelSpec) -> Shapes:
     """Every tensor of one block, by its name within the block. All blocks are alike."""
-    q, kv, hidden, inner = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.hidden_size, spec.intermediate_size
+    q, kv, hidden, inner = (
+        spec.num_heads * spec.head_dim,
+        spec.num_kv_heads * spec.head_dim,
+        spec.hidden_size,
+        spec.intermediate_size,
+    )
     shapes: Shapes = {
         "input_layernorm.weight": (hidden,),
         "self_attn.q_proj.weight": (q, hidden),

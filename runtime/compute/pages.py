@@ -69,7 +69,8 @@ class PagePool:
         holding = self._holding(key)
         if not holding.have <= upto <= holding.pages * self._page_tokens:
             raise ZrtError(
-                "internal", f"session {key!r} holds {holding.have} tokens in {holding.pages} pages; {upto} cannot be committed"
+                "internal",
+                f"session {key!r} holds {holding.have} tokens in {holding.pages} pages; {upto} cannot be committed",
             )
         holding.have = upto
 

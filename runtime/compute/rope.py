@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-
 from zrt.runtime.compute.spec import ModelSpec
 
 
@@ -15,21 +14,21 @@ def inverse_frequencies(spec: ModelSpec) -> Tensor:
 class RotaryTable:
     """cos and sin of every position of the context, computed in float32, kept in `dtype` (as transformers casts them).
 
-    `sin` carries the sign of the half it multiplies, so that rotating is `x * cos + swap_halves(x) * sin`.
+    `sin` carries the sign of the half it multiplies, so that rotating is `x * cos + swapped halves of x * sin`.
     """
 
-    def __init__(self, spec: ModelSpec, context: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(self, spec: ModelSpec, context: int, dtype: torch.dtype) -> None:
         angles = torch.outer(torch.arange(context, dtype=torch.float32), inverse_frequencies(spec))
         cos, sin = angles.cos(), angles.sin()
-        self._half = spec.head_dim // 2
-        self._cos = torch.cat((cos, cos), dim=1).to(device, dtype)
-        self._sin = torch.cat((-sin, sin), dim=1).to(device, dtype)
+        self._cos = torch.cat((cos, cos), dim=1).to(dtype)
+        self._sin = torch.cat((-sin, sin), dim=1).to(dtype)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and signed sin of positions int64 [rows]: two [rows, 1, head_dim], to be used by every block of one forward."""
+        """cos and signed sin of positions int64 [rows]: two [rows, 1, head_dim], for every block of one forward."""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
-    def rotate_(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Rotate heads [rows, heads, head_dim] in place."""
-        swapped = heads.roll(self._half, dims=-1)
-        heads.mul_(cos).addcmul_(swapped, sin)
+
+def rotate_(heads: Tensor, halves: tuple[Tensor, Tensor], swapped: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate heads [rows, heads, head_dim] in place. `halves` are views of its second and first half, `swapped` is scratch of its shape."""
+    torch.cat(halves, dim=-1, out=swapped)
+    heads.mul_(cos).add_(swapped.mul_(sin))

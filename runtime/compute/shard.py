@@ -1,12 +1,10 @@
 """The weights one process holds: a contiguous run of blocks, with the embedding on the first and norm and head on the last."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
-
 from zrt.runtime.compute.layout import EMBEDDING, FINAL_NORM, HEAD, block_name, block_shapes, end_shapes, shard_bytes
 from zrt.runtime.compute.linear import DenseLinear, Linear
 from zrt.runtime.compute.spec import ModelSpec
@@ -128,12 +126,16 @@ class _Loader:
         def linear(*projections: str) -> Linear:
             weight = merged(*(f"{projection}.weight" for projection in projections))
             biased = f"{projections[0]}.bias" in shapes
-            return DenseLinear(weight, merged(*(f"{projection}.bias" for projection in projections)) if biased else None)
+            return DenseLinear(
+                weight, merged(*(f"{projection}.bias" for projection in projections)) if biased else None
+            )
 
         return Block(
             attention_norm=merged("input_layernorm.weight"),
             qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            qk_norm=self._qk_norm(merged("self_attn.q_norm.weight", "self_attn.k_norm.weight")) if self._spec.qk_norm else None,
+            qk_norm=self._qk_norm(merged("self_attn.q_norm.weight", "self_attn.k_norm.weight"))
+            if self._spec.qk_norm
+            else None,
             o=linear("self_attn.o_proj"),
             mlp_norm=merged("post_attention_layernorm.weight"),
             gate_up=linear("mlp.gate_proj", "mlp.up_proj"),

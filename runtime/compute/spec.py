@@ -88,7 +88,9 @@ def read_spec(folder: Path) -> ModelSpec:
         with path.open("rb") as file:
             text = file.read(CONFIG_BYTES_MAX + 1)
     except OSError as error:
-        raise ZrtError("bad_model", f"cannot read {path}: {error.strerror}; a model folder holds config.json") from error
+        raise ZrtError(
+            "bad_model", f"cannot read {path}: {error.strerror}; a model folder holds config.json"
+        ) from error
     if len(text) > CONFIG_BYTES_MAX:
         raise ZrtError("bad_model", f"{path} is larger than {CONFIG_BYTES_MAX} bytes")
     try:

@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
-
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 
@@ -166,14 +165,17 @@ def _entry(name: str, fields: Any, file: Path, data: int, size: int) -> TensorEn
     if not isinstance(fields, dict):
         raise ZrtError("bad_model", f"tensor {name} in {file}: its header entry is not an object")
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
-    if not (isinstance(dtype, str) and _sizes(shape) and _sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]):
+    if not (
+        isinstance(dtype, str) and _sizes(shape) and _sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]
+    ):
         raise ZrtError("bad_model", f"tensor {name} in {file}: its header entry lacks a dtype, shape or data_offsets")
     nbytes = offsets[1] - offsets[0]
     if dtype in FILE_DTYPES and nbytes != prod(shape) * FILE_DTYPES[dtype].itemsize:
         raise ZrtError("bad_model", f"tensor {name} in {file}: {nbytes} bytes do not hold {dtype} {shape}")
     if data + offsets[1] > size:
         raise ZrtError(
-            "bad_model", f"tensor {name} in {file} ends at byte {data + offsets[1]}, but the file has {size}: it is cut off"
+            "bad_model",
+            f"tensor {name} in {file} ends at byte {data + offsets[1]}, but the file has {size}: it is cut off",
         )
     return TensorEntry(file, dtype, tuple(shape), data + offsets[0], nbytes)
 
@@ -238,7 +240,9 @@ def _as_matrix(tensor: Tensor) -> Tensor:
 
 def _check_part(name: str, full: tuple[int, int], part: Tensor, row: int, column: int) -> None:
     if row < 0 or column < 0 or row + part.shape[0] > full[0] or column + part.shape[1] > full[1]:
-        raise ZrtError("internal", f"tensor {name} {list(full)} has no part {list(part.shape)} at row {row}, column {column}")
+        raise ZrtError(
+            "internal", f"tensor {name} {list(full)} has no part {list(part.shape)} at row {row}, column {column}"
+        )
 
 
 def _rows_a_chunk(part: Tensor, row_bytes: int) -> int:

@@ -65,9 +65,13 @@ class Generate(Request):
 
 
 class Cancel(Request):
-    """Stop a session; its own stream ends with `finished`, reason `cancelled`. Answered by `ok`, or `error` unknown_session."""
+    """Stop a session, by its id or by the `id` of this client's own `generate`; exactly one is given.
 
-    session: int
+    Its stream ends with `finished`, reason `cancelled`. Answered by `ok`, or `error` unknown_session.
+    """
+
+    session: int | None = None
+    request: Id | None = None
 
 
 class Status(Request):
@@ -159,7 +163,10 @@ class Finished(Event):
 
 
 class ActorInfo(Struct):
-    """One process as the coordinator sees it. `blocks` is "0-14", empty while blank; `silent_ms` is the time since its last beat."""
+    """One process as the coordinator sees it. `blocks` is "0-14", empty while blank; `silent_ms` is the time since its last beat.
+
+    `done_bytes` of `total_bytes` of its weights are loaded; `rss_bytes` is its resident memory.
+    """
 
     name: str
     kind: str
@@ -170,7 +177,8 @@ class ActorInfo(Struct):
     device: str = ""
     stage: int = -1
     blocks: str = ""
-    progress: float = 0.0
+    done_bytes: int = 0
+    total_bytes: int = 0
     sessions: int = 0
     waiting: int = 0
     steps: int = 0

@@ -1,7 +1,6 @@
 """Who holds what, and which way a session goes."""
 
 import pytest
-
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Beat, Fault, Load, LoadProgress, Register, StateChanged
 from zrt.runtime.roster import Roster, seats
@@ -54,9 +53,12 @@ def test_a_route_has_one_ready_replica_a_stage_the_least_loaded() -> None:
     assert [address.name for address in roster.route() or []] == ["stage0", "stage1.1"]
 
 
-def test_a_new_incarnation_takes_the_place_of_the_old() -> None:
+def test_a_name_belongs_to_one_living_process() -> None:
     roster = Roster(PLAN)
     make_ready(roster, "stage0")
+    with pytest.raises(ZrtError, match="the name stage0 is taken by process 1 on host"):
+        join(roster, "stage0", incarnation=2)
+    roster.died("stage0", 1)
     join(roster, "stage0", incarnation=2)
     with pytest.raises(ZrtError) as caught:
         roster.beat(Address("stage0", 1, ""), Beat("ready", 0, 0), 1.0)
@@ -73,9 +75,9 @@ def test_what_belongs_to_an_older_assignment_is_ignored() -> None:
     entry.serial = 5
     roster.state_changed(address, StateChanged("failed", 4, Fault("bad_model", "old")))
     roster.load_progress(address, LoadProgress(4, 1, 2))
-    assert (entry.state, entry.progress) == ("blank", 0.0)
+    assert (entry.state, entry.total_bytes) == ("blank", 0)
     roster.load_progress(address, LoadProgress(5, 1, 2))
-    assert entry.progress == 0.5
+    assert (entry.done_bytes, entry.total_bytes) == (1, 2)
 
 
 def test_a_failed_load_is_the_clusters_fault() -> None:

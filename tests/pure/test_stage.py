@@ -1,7 +1,6 @@
 """Where a stage's results go, and how far a ring runs on its credit."""
 
 import pytest
-
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Open
 from zrt.runtime.messages.header import HopTime, Step
@@ -11,9 +10,7 @@ ROUTE = [Address(f"s{i}", i, f"tcp://127.0.0.1:{i}") for i in range(3)]
 
 
 def stage(index: int, *, length: int = 4, credit: int = 6, max_length: int = 100) -> StageSession:
-    return StageSession.opened(
-        Open(7, 2, 0, index, ROUTE, length, eos=[99], max_length=max_length, credit=credit)
-    )
+    return StageSession.opened(Open(7, 2, 0, index, ROUTE, length, eos=[99], max_length=max_length, credit=credit))
 
 
 def test_results_go_to_the_next_stage_and_the_last_closes_the_ring() -> None:
@@ -59,7 +56,9 @@ def test_a_step_goes_on_with_its_times() -> None:
     assert step.times == [HopTime(1, 2)]
 
 
-@pytest.mark.parametrize("message", [Open(1, 1, 0, 3, ROUTE, 4), Open(1, 1, 0, -1, ROUTE, 4), Open(1, 1, 0, 0, ROUTE, 0)])
+@pytest.mark.parametrize(
+    "message", [Open(1, 1, 0, 3, ROUTE, 4), Open(1, 1, 0, -1, ROUTE, 4), Open(1, 1, 0, 0, ROUTE, 0)]
+)
 def test_an_open_that_makes_no_sense_is_refused(message: Open) -> None:
     with pytest.raises(ZrtError) as caught:
         StageSession.opened(message)

@@ -1,0 +1,48 @@
+# Set-up and the jobs of a developer. Everything lives in .venv and in the model cache ($ZRT_HOME, default ~/.cache/zrt).
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint chaos bench dev clean
+
+## ask the demo model one question through two block servers, end to end
+demo: .venv/demo
+	$(BIN)/zrt up conf/local.toml --prompt "What is the capital of France?"
+
+## the whole suite, then lint, format and types
+test: .venv/test dev
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not chaos"
+	$(MAKE) --no-print-directory lint
+
+lint: .venv/test dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p zrt.runtime -p zrt.actors
+
+## the full fault matrices (long)
+chaos: .venv/test
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m chaos
+
+## the published figures, one JSON object each
+bench: .venv/test
+	$(BIN)/python bench/pipeline.py
+
+## lets editors and type checkers resolve the folders under their import name
+dev:
+	@mkdir -p .dev/zrt
+	@for room in runtime actors conf; do ln -sfn ../../$$room .dev/zrt/$$room; done
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/demo: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[demo]'
+	@touch $@
+
+.venv/test: .venv/demo
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf .venv .dev build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,322 @@
+"""The scripted client: generations, status and control of a running cluster, from any asyncio program.
+
+async with Client() as zrt:
+    async for piece in zrt.generate("Why is the sky blue?", max_tokens=64, temperature=0.0):
+        print(piece.text, end="")
+"""
+
+import asyncio
+import os
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from zrt.runtime import running
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.link import Link
+from zrt.runtime.messages.client import (
+    Accepted,
+    Cancel,
+    ChatMessage,
+    ClientEvent,
+    ClientRequest,
+    Cluster,
+    Down,
+    Error,
+    Finished,
+    Generate,
+    Ok,
+    Piece,
+    Progress,
+    Status,
+    Subscribe,
+    Unsubscribe,
+)
+from zrt.runtime.outbox import Frames
+from zrt.runtime.sockets import Sockets
+from zrt.runtime.wire import MAX_CLIENT_FRAME, decode_event, encode_client
+
+CONNECT_S: Final = 5.0
+SILENCE_S: Final = 10.0
+"""A cluster says something about every live request once a second; after this long without a word it counts as lost."""
+
+
+def find_endpoint(endpoint: str | None) -> str:
+    """The given endpoint, $ZRT_ENDPOINT, or that of the last cluster started here. ZrtError coordinator_lost: none of them."""
+    found = endpoint or os.environ.get("ZRT_ENDPOINT") or running.last_endpoint()
+    if found is None:
+        raise ZrtError(
+            "coordinator_lost", "no cluster was started here: `zrt up` starts one, --connect ENDPOINT names another"
+        )
+    return found
+
+
+class Client:
+    """One connection to a cluster's coordinator; use it as an async context manager. ZrtError coordinator_lost when it is not there.
+
+    Many requests may be open at once. Everything runs on the loop that entered the context.
+    """
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        self.endpoint = find_endpoint(endpoint)
+        self._streams: dict[str, _Events] = {}
+        self._serial = 0
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._up: asyncio.Future[None] = loop.create_future()
+        self._sockets = Sockets()
+        try:
+            self._link = Link(
+                self._sockets,
+                self.endpoint,
+                lambda: b"client." + secrets.token_hex(8).encode(),
+                limit=MAX_CLIENT_FRAME,
+                on_message=self._on_message,
+                on_up=self._on_up,
+                on_down=self._on_down,
+                lost_kind="coordinator_lost",
+            )
+        except ZrtError:
+            await self._sockets.close()
+            raise
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._up
+        except (TimeoutError, ZrtError):
+            await self._close()
+            text = f"no cluster answers at {self.endpoint}: is it up? `zrt up` starts one"
+            raise ZrtError("coordinator_lost", text) from None
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        """Whatever is still open is cancelled: a generation nobody reads has no use."""
+        for id_, events in list(self._streams.items()):
+            if events.abandon and not self._link.closed:
+                self._link.send([encode_client(Cancel(id=f"cancel-{id_}"[:64], request=id_))])
+        self._link.close()
+        await self._sockets.close()
+
+    # ---- requests -----------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        raw: bool = False,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> "Stream":
+        """Start a generation; iterate over the result for its pieces. See messages/client.py (Generate) for the options."""
+        chat = None
+        if messages is not None:
+            chat = [ChatMessage(role=message["role"], content=message["content"]) for message in messages]
+        request = Generate(
+            id=self._next_id(),
+            prompt=prompt,
+            messages=chat,
+            token_ids=None if token_ids is None else list(token_ids),
+            raw=raw,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=list(stop),
+        )
+        return Stream(self, request)
+
+    async def status(self) -> Cluster:
+        """The cluster as it is now."""
+        event = await self._ask(Status(id=self._next_id()))
+        if not isinstance(event, Cluster):
+            raise ZrtError("internal", f"status was answered by {type(event).__name__}")
+        return event
+
+    async def watch(self) -> AsyncGenerator[Cluster]:
+        """The cluster now and after every change, until the iteration is left."""
+        request = Subscribe(id=self._next_id())
+        with _Events(self, request.id) as events:
+            self._send(request)
+            try:
+                while True:
+                    event = await events.next()
+                    if isinstance(event, Cluster):
+                        yield event
+            finally:
+                if not self._link.closed:
+                    self._send(Unsubscribe(id=request.id))
+
+    async def cancel(self, session: int) -> None:
+        """End a session, whoever started it. ZrtError unknown_session."""
+        await self._ask(Cancel(id=self._next_id(), session=session))
+
+    async def down(self) -> None:
+        """Bring the cluster down; returns when that has begun."""
+        await self._ask(Down(id=self._next_id()))
+
+    async def _ask(self, request: ClientRequest) -> ClientEvent:
+        with _Events(self, request.id) as events:
+            self._send(request)
+            event = await events.next()
+            if isinstance(event, Ok | Cluster):
+                return event
+            raise ZrtError("internal", f"{type(request).__name__} was answered by {type(event).__name__}")
+
+    # ---- the connection -----------------------------------------------------------------------------------------
+
+    def _next_id(self) -> str:
+        self._serial += 1
+        return str(self._serial)
+
+    def _send(self, request: ClientRequest) -> None:
+        self._link.send([encode_client(request)])
+
+    def _on_up(self, link: Link) -> None:
+        if not self._up.done():
+            self._up.set_result(None)
+
+    def _on_down(self, link: Link) -> None:
+        lost = ZrtError("coordinator_lost", f"the connection to {self.endpoint} broke")
+        if not self._up.done():
+            self._up.set_exception(lost)
+        for events in self._streams.values():
+            events.fail(lost)
+
+    def _on_message(self, link: Link, frames: Frames) -> None:
+        event = decode_event(frames[-1])
+        events = self._streams.get(event.id)
+        if events is not None:
+            events.put(event)
+
+
+class _Events:
+    """The events of one open request, in order. `abandon`: the request goes on at the cluster until it is cancelled."""
+
+    def __init__(self, client: Client, id_: str, *, abandon: bool = False) -> None:
+        self.abandon = abandon
+        self._client = client
+        self._id = id_
+        self._waiting: deque[ClientEvent] = deque()
+        self._failed: ZrtError | None = None
+        self._some = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        self._client._streams[self._id] = self
+        if self._client._link.closed:
+            raise ZrtError("coordinator_lost", f"the connection to {self._client.endpoint} broke")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client._streams.pop(self._id, None)
+
+    def put(self, event: ClientEvent) -> None:
+        self._waiting.append(event)
+        self._some.set()
+
+    def fail(self, error: ZrtError) -> None:
+        self._failed = error
+        self._some.set()
+
+    async def next(self) -> ClientEvent:
+        """The next event; an `error` event is raised. ZrtError coordinator_lost: broken, or silent for SILENCE_S."""
+        while not self._waiting:
+            if self._failed is not None:
+                raise self._failed
+            self._some.clear()
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    await self._some.wait()
+            except TimeoutError:
+                text = f"{self._client.endpoint} has been silent for {SILENCE_S:g} s"
+                raise ZrtError("coordinator_lost", text) from None
+        event = self._waiting.popleft()
+        if isinstance(event, Error):
+            raise ZrtError.of(event.kind, event.message, event.where)
+        return event
+
+
+class Stream:
+    """One generation. Iterate over it for pieces, or call `next_event` for everything that is said; then read `finished`.
+
+    The request is sent by the first of these. Leaving it early (`aclose`, or the end of the client) cancels the session.
+    """
+
+    def __init__(self, client: Client, request: Generate) -> None:
+        self.accepted: Accepted | None = None
+        self.progress: Progress | None = None
+        self._client = client
+        self._request = request
+        self._events = _Events(client, request.id, abandon=True)
+        self._sent = False
+        self._finished: Finished | None = None
+
+    @property
+    def finished(self) -> Finished:
+        """The last event. ZrtError internal before it came."""
+        if self._finished is None:
+            raise ZrtError("internal", "the generation has not finished")
+        return self._finished
+
+    async def next_event(self) -> Accepted | Progress | Piece | Finished:
+        """What the cluster says next. ZrtError: the kind of the error that ended the generation."""
+        if not self._sent:
+            self._sent = True
+            self._events.__enter__()
+            self._client._send(self._request)
+        try:
+            event = await self._events.next()
+        except ZrtError:
+            self._forget()
+            raise
+        if isinstance(event, Accepted):
+            self.accepted = event
+        elif isinstance(event, Progress):
+            self.progress = event
+        elif isinstance(event, Finished):
+            self._finished = event
+            self._forget()
+        elif not isinstance(event, Piece):
+            raise ZrtError("internal", f"a generation was answered by {type(event).__name__}")
+        return event
+
+    def cancel(self) -> None:
+        """Ask the cluster to end it; iterating goes on until `finished`, reason `cancelled`."""
+        self._client._send(Cancel(id=self._client._next_id(), request=self._request.id))
+
+    async def aclose(self) -> None:
+        """Cancel what still runs, and hear no more of it."""
+        if self._sent and self._finished is None and not self._client._link.closed:
+            self.cancel()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._events.__exit__(None, None, None)
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        while self._finished is None:
+            event = await self.next_event()
+            if isinstance(event, Piece):
+                return event
+        raise StopAsyncIteration

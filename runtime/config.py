@@ -1,0 +1,258 @@
+"""Cluster files (conf/*.toml) as Structs. Every mistake is named, with the valid values, before anything starts."""
+
+import difflib
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.plan import Blocks
+
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+AtLeastZero = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """Where clients and joining actors reach the coordinator. Port 0 lets the system pick one."""
+
+    name: Name = "local"
+    listen: str = "tcp://127.0.0.1:7411"
+    insecure: bool = False
+    """Listen beyond this machine although nothing is encrypted and anybody may talk."""
+
+
+class Model(msgspec.Struct, frozen=True):
+    """What is served: a demo name, a folder or a hub id; `context` is the longest session in tokens."""
+
+    ref: Annotated[str, msgspec.Meta(min_length=1)]
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    context: AtLeastOne = 4096
+    weights: Literal["files", "random"] = "files"
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One stage of the pipeline. Blocks are planned where not pinned; `threads` None shares the cores evenly."""
+
+    blocks: Blocks | None = None
+    replicas: AtLeastOne = 1
+    device: str = "cpu"
+    threads: AtLeastOne | None = None
+
+
+class Kv(msgspec.Struct, frozen=True):
+    """The KV pool of each block server, in bytes."""
+
+    bytes: int = 1 << 30
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """`chunk` in tokens, `sessions` at once, `queue` of sessions that wait, `restarts` of an actor; the rest seconds."""
+
+    chunk: AtLeastOne = 512
+    sessions: AtLeastOne = 64
+    queue: AtLeastZero = 256
+    idle_s: Seconds = 600.0
+    lease_s: Seconds = 10.0
+    restarts: AtLeastZero = 5
+
+
+class Conf(msgspec.Struct, frozen=True):
+    """A cluster file. `stages` are in pipeline order and never empty."""
+
+    model: Model
+    stages: tuple[Stage, ...]
+    cluster: Cluster = Cluster()
+    kv: Kv = Kv()
+    limits: Limits = Limits()
+
+
+def load(path: Path | None = None) -> Conf:
+    """Read a cluster file, by default the packaged conf/local.toml. Errors: bad_config, a line for each mistake."""
+    where = "conf/local.toml" if path is None else str(path)
+    try:
+        source = resources.files("zrt.conf").joinpath("local.toml") if path is None else path
+        return parse(source.read_text(encoding="utf-8"), where)
+    except FileNotFoundError:
+        raise ZrtError("bad_config", "there is no such cluster file", where) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ZrtError("bad_config", f"the cluster file cannot be read: {error}", where) from error
+
+
+def parse(text: str, where: str) -> Conf:
+    """The cluster file with this text. `where` is what errors call it. Errors: bad_config, a line for each mistake."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ZrtError("bad_config", f"this is no TOML: {error}", where) from error
+    mistakes = _unknown(tables, [*_TABLES, "stage"], "table")
+    read = {
+        name: _table(kind, tables.get(name, {}), f"[{name}]", mistakes)
+        for name, kind in _TABLES.items()
+        if name in tables or name == "model"
+    }
+    stages = tables.get("stage")
+    if not isinstance(stages, list) or not stages:
+        mistakes.append("there is no [[stage]], and at least one is needed")
+        stages = []
+    read_stages = [_table(Stage, table, f"[[stage]] {n}", mistakes) for n, table in enumerate(stages, 1)]
+    if not mistakes:
+        conf = Conf(stages=tuple(read_stages), **read)  # type: ignore[arg-type]
+        mistakes = _contradictions(conf)
+    if mistakes:
+        raise ZrtError("bad_config", "\n".join(mistakes), where)
+    return conf
+
+
+def override(conf: Conf, *, model: str | None = None, stages: int | None = None) -> Conf:
+    """The conf with what the command line says instead. `stages` replaces the stage list by so many planned ones,
+    with the settings that the stages of the file have in common. Errors: bad_config, where they have not."""
+    if model is not None:
+        if not model:
+            raise ZrtError("bad_config", "--model is empty; name a demo model, a folder or a hub id")
+        conf = msgspec.structs.replace(conf, model=msgspec.structs.replace(conf.model, ref=model))
+    if stages is not None:
+        if stages < 1:
+            raise ZrtError("bad_config", f"--stages {stages}: at least one stage is needed")
+        planned = [msgspec.structs.replace(stage, blocks=None) for stage in conf.stages]
+        if any(stage != planned[0] for stage in planned):
+            raise ZrtError(
+                "bad_config",
+                f"--stages {stages} cannot replace stages that differ in replicas, device or threads; edit the cluster file",
+            )
+        conf = msgspec.structs.replace(conf, stages=(planned[0],) * stages)
+    return conf
+
+
+def threads(conf: Conf, stage: Stage, cores: int) -> int:
+    """The compute threads of each replica of `stage` on a machine of `cores` cores that runs the whole cluster."""
+    return stage.threads or max(1, cores // sum(each.replicas for each in conf.stages))
+
+
+def endpoint(text: str) -> tuple[str, int]:
+    """Host and port of "tcp://HOST:PORT"; an IPv6 host stands in brackets, which are taken off. Raises ValueError."""
+    match = re.fullmatch(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+)):(\d{1,5})", text, re.ASCII)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(f'{text!r} is no endpoint; write tcp://HOST:PORT, such as "tcp://127.0.0.1:7411"')
+    return match[1] or match[2], int(match[3])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_TABLES: Final[dict[str, type[msgspec.Struct]]] = {"cluster": Cluster, "model": Model, "kv": Kv, "limits": Limits}
+_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+def _table(kind: type[_T], table: object, at: str, mistakes: list[str]) -> _T | None:
+    """`table` as `kind`, or None with the reasons added to `mistakes`."""
+    if not isinstance(table, dict):
+        mistakes.append(f"{at} must be a table, not {table!r}")
+        return None
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    found = [f"{at} {mistake}" for mistake in _unknown(table, list(fields), "key")]
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name not in table:
+            if field.required:
+                found.append(f"{at} lacks {name}")
+            continue
+        try:
+            values[name] = _READERS.get(name, _reader(field.type))(table[name])
+        except ValueError as error:  # msgspec.ValidationError is one
+            found.append(f"{at} {name}: {error}")
+    mistakes += found
+    return None if found else kind(**values)
+
+
+def _unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[str]:
+    mistakes = []
+    for name in table:
+        if name not in valid:
+            near = difflib.get_close_matches(name, valid, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            mistakes.append(f"{name} is no {what} here; {hint}valid: {', '.join(valid)}")
+    return mistakes
+
+
+def _reader(kind: Any) -> Callable[[object], Any]:
+    def read(value: object) -> Any:
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise ValueError(f"{value!r} is not one of {', '.join(get_args(kind))}")
+        return msgspec.convert(value, kind)
+
+    return read
+
+
+def _blocks(value: object) -> Blocks:
+    return Blocks.parse(msgspec.convert(value, str))
+
+
+def _device(value: object) -> str:
+    text = msgspec.convert(value, str)
+    if not re.fullmatch(r"cpu|cuda:\d+", text, re.ASCII):
+        raise ValueError(f"{text!r} is no device; valid: cpu, cuda:0, cuda:1 and so on")
+    return text
+
+
+def _listen(value: object) -> str:
+    text = msgspec.convert(value, str)
+    endpoint(text)
+    return text
+
+
+def _size(value: object) -> int:
+    """Bytes of an int or of a text such as "1GiB" or "1.5 GiB"."""
+    match msgspec.convert(value, int | str):
+        case int(size):
+            pass
+        case text:
+            found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text, re.ASCII)
+            if found is None or found[2] not in _UNITS:
+                raise ValueError(
+                    f'{text!r} is no size; write bytes or a text such as "1GiB" (units {", ".join(_UNITS)})'
+                )
+            size = int(float(found[1]) * _UNITS[found[2]])
+    if size < 1:
+        raise ValueError(f"{value!r} is no size above 0")
+    return size
+
+
+_READERS: Final[dict[str, Callable[[object], Any]]] = {
+    "blocks": _blocks,
+    "device": _device,
+    "listen": _listen,
+    "bytes": _size,
+}
+
+
+def _contradictions(conf: Conf) -> list[str]:
+    """Mistakes that no value has by itself."""
+    mistakes = []
+    host, _ = endpoint(conf.cluster.listen)
+    if not is_loopback(host) and not conf.cluster.insecure:
+        mistakes.append(
+            f"[cluster] listen: {conf.cluster.listen} can be reached from other machines and nothing is encrypted; "
+            "listen on 127.0.0.1, or set insecure = true"
+        )
+    before: tuple[int, Blocks] | None = None
+    for number, stage in enumerate(conf.stages, 1):
+        if stage.blocks is None:
+            continue
+        if before is not None and stage.blocks.first <= before[1].last:
+            wrong = "overlap" if stage.blocks.last >= before[1].first else "come before"
+            mistakes.append(f"[[stage]] {number} blocks: {stage.blocks} {wrong} {before[1]} of [[stage]] {before[0]}")
+        before = (number, stage.blocks)
+    return mistakes

@@ -1,0 +1,22 @@
+"""What an actor's handlers get."""
+
+from typing import NamedTuple
+
+from zrt.runtime.messages.header import Header
+from zrt.runtime.wire import Body
+
+
+class Envelope(NamedTuple):
+    """A message that arrived. `peer` is the sender's routing id at our mailbox, b"" for what came back over one of our links."""
+
+    header: Header
+    body: Body
+    peer: bytes
+
+
+class Bare(NamedTuple):
+    """A single frame from a foreign or scripted peer. `echo`: an empty frame came before it (a REQ socket) and goes before each reply."""
+
+    peer: bytes
+    frame: bytes | memoryview
+    echo: bool

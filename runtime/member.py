@@ -1,0 +1,191 @@
+"""A member: an actor that joins a coordinator, beats, and joins again whenever the coordinator is new or has lost it."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from zrt.runtime.actor import Actor, Envelope
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.link import Link
+from zrt.runtime.messages.control import (
+    ActorKind,
+    ActorState,
+    Address,
+    Beat,
+    Control,
+    Done,
+    Load,
+    Register,
+    Registered,
+    Shutdown,
+)
+from zrt.runtime.periodic import Periodic
+from zrt.runtime.wire import MAX_CLIENT_FRAME, MAX_FRAME, Body
+
+log = logging.getLogger(__name__)
+
+REGISTER_S: Final = 5.0
+"""How long a coordinator may take to answer a registration."""
+SILENCE_S: Final = 3.0
+"""How long it may leave a beat unanswered before it is taken for lost."""
+PAUSE_FIRST_S: Final = 0.2
+PAUSE_MOST_S: Final = 5.0
+_LEAST_BEAT_S: Final = 0.05
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Member(Actor):
+    """`join` is the coordinator's endpoint: configured, so its link comes back with the coordinator.
+
+    `start` returns when the mailbox is bound; `registered` is set while the coordinator knows this incarnation. A subclass says what it is in
+    `registration()` and `load()`. `Shutdown` sets `ended`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: ActorKind,
+        *,
+        join: str,
+        listen: str = "tcp://127.0.0.1:0",
+        advertise: str | None = None,
+        limit: int = MAX_FRAME,
+    ) -> None:
+        super().__init__(name, listen=listen, advertise=advertise, limit=limit)
+        self.kind: ActorKind = kind
+        self.state: ActorState = "starting"
+        self.coordinator = Address("coordinator", 0, join)
+        self.registered = asyncio.Event()
+        self._up = asyncio.Event()
+        self._astray = asyncio.Event()
+        self._on_registered_fns: list[Callable[[bool], None]] = []
+        self._on_lost_fns: list[Callable[[], None]] = []
+        self.handle(Shutdown, self._on_shutdown)
+
+    async def start(self) -> None:
+        await super().start()
+        assert self._sockets is not None
+        self._joined = Link(
+            self._sockets,
+            self.coordinator.endpoint,
+            self._routing_id,
+            limit=MAX_CLIENT_FRAME,
+            on_message=self._on_reply,
+            on_up=lambda _: self._up.set(),
+            on_down=self._on_link_down,
+            reconnect=True,
+            lost_kind="coordinator_lost",
+        )
+        self.spawn(self._membership(), "membership")
+
+    async def stop(self) -> None:
+        if self._sockets is not None:
+            self._joined.close()
+            self._up.clear()
+            self.registered.clear()
+        await super().stop()
+
+    # ---- for a subclass ---------------------------------------------------------------------------------------------
+
+    def registration(self) -> Register:
+        """What this process tells the coordinator first, each time it joins."""
+        return Register(self.kind, self.endpoint, os.getpid(), socket.gethostname(), self.state)
+
+    def load(self) -> Load | None:
+        """What each beat carries."""
+        return None
+
+    def on_registered(self, fn: Callable[[bool], None]) -> None:
+        """`fn(again)` after every registration; `again` is true when this very incarnation of the coordinator took us before."""
+        self._on_registered_fns.append(fn)
+
+    def on_coordinator_lost(self, fn: Callable[[], None]) -> None:
+        """`fn()` once per registration that ends: the connection broke, beats stay unanswered, or the coordinator no longer knows us."""
+        self._on_lost_fns.append(fn)
+
+    def tell_coordinator(self, body: Body) -> bool:
+        """False while not registered: then nothing is sent, since the next registration tells how things are. ZrtError as `tell`."""
+        if not self.registered.is_set():
+            return False
+        self._tell(self._joined, self.coordinator, body)
+        return True
+
+    async def ask_coordinator(self, body: Body, *, timeout: float) -> Envelope:
+        """As `ask`. ZrtError coordinator_lost while not registered, and where `ask` says stage_lost."""
+        if not self.registered.is_set():
+            raise ZrtError("coordinator_lost", f"not registered at {self.coordinator.endpoint}", self.name)
+        return await self._ask(self._joined, self.coordinator, body, timeout)
+
+    # ---- joining ----------------------------------------------------------------------------------------------------
+
+    def _on_shutdown(self, envelope: Envelope) -> Control:
+        self.ended.set()
+        return Done()
+
+    def _on_link_down(self, link: Link) -> None:
+        self._up.clear()
+        self._questions.fail(link.lost(), link)
+        self._lose("the connection broke")
+
+    async def _membership(self) -> None:
+        pause = PAUSE_FIRST_S
+        while True:
+            await self._up.wait()
+            try:
+                await self._register()
+            except ZrtError as error:
+                self._complaints.add("registration", f"{self.coordinator.endpoint} does not take this process: {error}")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, PAUSE_MOST_S)
+            else:
+                pause = PAUSE_FIRST_S
+                await self._astray.wait()
+
+    async def _register(self) -> None:
+        unknown = Address(self.coordinator.name, 0, self.coordinator.endpoint)
+        reply = await self._ask(self._joined, unknown, self.registration(), REGISTER_S)
+        if not isinstance(reply.body, Registered):
+            raise ZrtError("bad_request", f"the answer to a registration is a {type(reply.body).__name__}")
+        if not self._joined.up:
+            raise self._joined.lost()
+        again = reply.body.incarnation == self.coordinator.incarnation
+        self.coordinator = Address(reply.header.sender, reply.body.incarnation, unknown.endpoint)
+        self._astray.clear()
+        self.registered.set()
+        self._beats = self.every(max(reply.body.beat_ms / 1000, _LEAST_BEAT_S), self._beat)
+        for fn in self._on_registered_fns:
+            self._call(fn, again)
+
+    def _beat(self) -> None:
+        self.spawn(self._send_beat(self._beats), "beat")
+
+    async def _send_beat(self, beats: Periodic) -> None:
+        try:
+            await self.ask_coordinator(Beat(self.state, self.lag_ms, _rss_bytes(), self.load()), timeout=SILENCE_S)
+        except ZrtError as error:
+            if beats is self._beats:  # else it belongs to an earlier registration
+                self._lose(str(error))
+
+    def _lose(self, why: str) -> None:
+        if not self.registered.is_set():
+            return
+        log.warning("%s: lost the coordinator: %s", self.name, why)
+        self.registered.clear()
+        self._astray.set()
+        self._beats.cancel()
+        for fn in self._on_lost_fns:
+            self._call(fn)
+
+    def _call(self, fn: Callable[..., None], *arguments: bool) -> None:
+        try:
+            fn(*arguments)
+        except Exception:
+            log.exception("%s: %s failed", self.name, fn)
+
+
+def _rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE

@@ -1,0 +1,137 @@
+"""Which stage holds which blocks. Pure: numbers in, block ranges out."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from zrt.runtime.errors import ZrtError
+
+_RANGE: Final = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+
+
+class Blocks(msgspec.Struct, frozen=True):
+    """A range of decoder layers by global index, both ends included. Raises ValueError if it is empty."""
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last:
+            raise ValueError(f"blocks {self} end before they begin")
+
+    @classmethod
+    def parse(cls, text: str) -> "Blocks":
+        """Read "0-14", or "7" for one block. Raises ValueError."""
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            raise ValueError(f'{text!r} is no block range; write FIRST-LAST, both included, such as "0-14"')
+        return cls(int(match[1]), int(match[2] or match[1]))
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What is asked for one stage: the blocks it is pinned to, else its weight beside the other planned ones."""
+
+    blocks: Blocks | None = None
+    weight: float = 1.0
+
+
+def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stages: Sequence[Wish]) -> list[Blocks]:
+    """The blocks of each stage, in pipeline order: every stage at least one, every block exactly once.
+
+    `block_bytes` holds the size of each block. The first stage also carries the embedding, the last one norm and head.
+    Pinned ranges stand as they are. Each run of planned stages shares the blocks between its pinned neighbours, so that
+    bytes come as near to the weights as whole blocks allow (for equal blocks: the method of largest remainders, equal
+    remainders to the earlier stage). Errors: bad_config, with the numbers.
+    """
+    count = len(block_bytes)
+    if not stages:
+        raise ZrtError("bad_config", "there is no stage")
+    if len(stages) > count:
+        raise ZrtError("bad_config", f"{len(stages)} stages for {count} blocks: every stage needs at least one")
+    if not all(wish.weight > 0 for wish in stages):
+        raise ZrtError("bad_config", f"a stage has a weight that is not above 0: {[wish.weight for wish in stages]}")
+    planned: list[Blocks] = []
+    while len(planned) < len(stages):
+        start = planned[-1].last + 1 if planned else 0
+        run = stages[len(planned) :]
+        free = next((n for n, wish in enumerate(run) if wish.blocks is not None), len(run))
+        pinned = run[free].blocks if free < len(run) else None
+        end = count if pinned is None else pinned.first
+        _check(start, end, count, free, pinned, len(planned) + free + 1)
+        if free:
+            fixed = [0] * free
+            fixed[0] += embedding_bytes if not planned else 0
+            fixed[-1] += head_bytes if pinned is None else 0
+            sizes = _share(block_bytes[start:end], fixed, [wish.weight for wish in run[:free]])
+            for size in sizes:
+                planned.append(Blocks(start, start + size - 1))
+                start += size
+        if pinned is not None:
+            planned.append(pinned)
+    if planned[-1].last != count - 1:
+        raise ZrtError("bad_config", f"blocks {planned[-1].last + 1}-{count - 1} belong to no stage")
+    return planned
+
+
+def _check(start: int, end: int, count: int, free: int, pinned: Blocks | None, number: int) -> None:
+    """Refuse what no plan can mend: `free` planned stages for blocks start..end-1, then stage `number`, if pinned."""
+    if pinned is not None and pinned.last >= count:
+        raise ZrtError("bad_config", f"stage {number} is pinned to blocks {pinned}, but the model has 0-{count - 1}")
+    if end < start:
+        raise ZrtError(
+            "bad_config", f"stage {number} is pinned to blocks {pinned}, but those before it reach {start - 1}"
+        )
+    if free > end - start:
+        before = f" before stage {number}, pinned to {pinned}" if pinned is not None else ""
+        raise ZrtError(
+            "bad_config", f"{end - start} blocks are left for {free} planned stages{before}: one each is needed"
+        )
+    if not free and end > start and pinned is not None:
+        raise ZrtError(
+            "bad_config", f"blocks {start}-{end - 1} belong to no stage: stage {number} is pinned to {pinned}"
+        )
+
+
+def _share(block_bytes: Sequence[int], fixed: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """How many of the blocks each stage gets: the cut that has the least squared distance from the targets."""
+    targets = _targets(sum(block_bytes), sum(block_bytes) / len(block_bytes), fixed, weights)
+    ends = [0]
+    for size in block_bytes:
+        ends.append(ends[-1] + size)
+    count, stages = len(block_bytes), len(targets)
+    # best[n]: the least cost of n blocks on the stages so far, and their sizes. Of equal costs the one found first stays:
+    # fewer blocks for the later stage
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    for stage, target in enumerate(targets):
+        reached: dict[int, tuple[int, list[int]]] = {}
+        for end in range(stage + 1, count - stages + stage + 2):
+            for start in range(end - 1, stage - 1, -1):
+                if start in best:
+                    cost = best[start][0] + (ends[end] - ends[start] - target) ** 2
+                    if end not in reached or cost < reached[end][0]:
+                        reached[end] = (cost, [*best[start][1], end - start])
+        best = reached
+    return best[count][1]
+
+
+def _targets(total: int, block: float, fixed: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """Bytes of blocks for each stage so that, with its fixed bytes, it holds its weight's part of all.
+
+    A stage whose fixed bytes alone leave less than one block gets one, and the others share the rest.
+    """
+    sharing = set(range(len(fixed)))
+    while sharing:
+        bytes_left = total - block * (len(fixed) - len(sharing)) + sum(fixed[n] for n in sharing)
+        level = bytes_left / sum(weights[n] for n in sharing)
+        small = {n for n in sharing if level * weights[n] - fixed[n] < block}
+        if not small:
+            return [round(level * weights[n] - fixed[n] if n in sharing else block) for n in range(len(fixed))]
+        sharing -= small
+    return [round(block)] * len(fixed)

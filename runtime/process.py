@@ -1,0 +1,68 @@
+"""The life of an actor's process: from its parent's lifeline to an exit status."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NoReturn
+
+import uvloop
+from zrt.runtime.actor import Actor
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.lifeline import Lifeline
+
+log = logging.getLogger(__name__)
+
+STOP_S: Final = 10.0
+"""How long an actor may take to stop once it was told to end."""
+
+
+def run_actor(make: Callable[[], Actor], lifeline: Lifeline) -> NoReturn:
+    """Make an actor (heavy imports belong in `make`), run it on uvloop until it is told to end, and leave with status 0.
+
+    It ends when its `ended` is set, or on SIGTERM or SIGINT; a second signal ends it at once. What fails before it is ready is told to
+    the parent and raised. Leaving does not wait for threads: a lane may be in the middle of a product that nobody needs any more.
+    """
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            status = runner.run(_live(make(), lifeline))
+    except ZrtError as error:
+        lifeline.failed(error.kind, error.message, error.where)
+        raise
+    except Exception as error:
+        lifeline.failed("internal", f"{type(error).__name__}: {error}")
+        raise
+    leave(status)
+
+
+def leave(status: int) -> NoReturn:
+    """Exit now, whatever threads still run, with everything that was written flushed."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            stream.flush()
+    os._exit(status)
+
+
+async def _live(actor: Actor, lifeline: Lifeline) -> int:
+    def told(number: signal.Signals) -> None:
+        if actor.ended.is_set():
+            os._exit(128 + number)
+        actor.ended.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told, number)
+    await actor.start()
+    lifeline.ready(actor.endpoint, actor.incarnation)
+    await actor.ended.wait()
+    try:
+        async with asyncio.timeout(STOP_S):
+            await actor.stop()
+    except TimeoutError:
+        log.error("%s did not stop within %g s", actor.name, STOP_S)
+        return 1
+    return 0

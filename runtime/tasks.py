@@ -1,0 +1,55 @@
+"""The tasks somebody owns: none is forgotten, none fails in silence, none outlives its owner."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from zrt.runtime.errors import ZrtError
+
+log = logging.getLogger(__name__)
+
+MOST: Final = 16_384
+"""Tasks one owner may have: handlers that wait, mostly."""
+
+_T = TypeVar("_T")
+
+
+class Tasks:
+    """Tasks on the running loop; `owner` is for the log."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, coro: Coroutine[Any, Any, _T], name: str) -> "asyncio.Task[_T]":
+        """Run `coro`; what it raises is logged. ZrtError cancelled: closed; overloaded: MOST are running."""
+        if self._closed or len(self._tasks) >= MOST:
+            coro.close()
+            if self._closed:
+                raise ZrtError("cancelled", f"{name} is not started: its owner is stopping", self._owner)
+            raise ZrtError("overloaded", f"{MOST} tasks are running already", self._owner)
+        task = asyncio.get_running_loop().create_task(coro, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+        return task
+
+    async def close(self, seconds: float) -> None:
+        """Cancel all, except the caller, and wait `seconds` for them to end; those that do not are named in the log."""
+        self._closed = True
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=seconds)
+            for task in late:
+                log.error("%s: task %s does not end", self._owner, task.get_name())
+
+    def _over(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: task %s failed", self._owner, task.get_name(), exc_info=error)

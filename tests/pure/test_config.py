@@ -1,0 +1,211 @@
+"""Cluster files: what they may say, and that every mistake is named with what would be right."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from zrt.runtime import config
+from zrt.runtime.config import Cluster, Conf, Kv, Limits, Model, Stage
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.plan import Blocks
+
+SMALL = '[model]\nref = "m"\n[[stage]]\n'
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ZrtError) as raised:
+        config.parse(text, "my.toml")
+    assert (raised.value.kind, raised.value.where) == ("bad_config", "my.toml")
+    return raised.value.message
+
+
+def test_the_packaged_file_is_two_stages_of_the_demo_model() -> None:
+    conf = config.load()
+    assert conf.model == Model("smollm2-135m", "float32", 4096, "files")
+    assert conf.stages == (Stage(), Stage())
+    assert conf.cluster == Cluster("local", "tcp://127.0.0.1:7411", insecure=False)
+    assert (conf.kv, conf.limits) == (Kv(1 << 30), Limits())
+
+
+def test_a_short_file_gets_the_defaults() -> None:
+    assert config.parse(SMALL, "") == Conf(model=Model("m"), stages=(Stage(),))
+
+
+def test_a_full_file() -> None:
+    conf = config.parse(
+        """
+        [cluster]
+        name = "lab-2"
+        listen = "tcp://0.0.0.0:0"
+        insecure = true
+        [model]
+        ref = "owner/name"
+        dtype = "bfloat16"
+        context = 8192
+        weights = "random"
+        [[stage]]
+        blocks = "0-14"
+        replicas = 2
+        device = "cuda:1"
+        threads = 3
+        [[stage]]
+        [kv]
+        bytes = "1.5GiB"
+        [limits]
+        chunk = 256
+        sessions = 8
+        queue = 0
+        idle_s = 60
+        lease_s = 2.5
+        restarts = 0
+        """,
+        "",
+    )
+    assert conf == Conf(
+        cluster=Cluster("lab-2", "tcp://0.0.0.0:0", insecure=True),
+        model=Model("owner/name", "bfloat16", 8192, "random"),
+        stages=(Stage(Blocks(0, 14), 2, "cuda:1", 3), Stage()),
+        kv=Kv(3 << 29),
+        limits=Limits(256, 8, 0, 60.0, 2.5, 0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        ("1000", 1000),
+        ('"1000B"', 1000),
+        ('"2KiB"', 2048),
+        ('"512MiB"', 1 << 29),
+        ('"1 GiB"', 1 << 30),
+        ('"2TiB"', 1 << 41),
+    ],
+)
+def test_sizes(size: str, count: int) -> None:
+    assert config.parse(f"{SMALL}[kv]\nbytes = {size}", "").kv.bytes == count
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (SMALL + "[modle]\nref = 'x'", ["modle", "did you mean model?", "cluster, model, kv, limits, stage"]),
+        (SMALL + "[spares]\ncount = 1", ["spares", "valid: cluster"]),
+        (SMALL + "tp = 2", ["[[stage]] 1", "tp is no key", "blocks, replicas, device, threads"]),
+        (SMALL + "theads = 2", ["theads", "did you mean threads?"]),
+        (SMALL + "[cluster]\nlistne = 'x'", ["[cluster]", "did you mean listen?", "name, listen, insecure"]),
+        (SMALL + "[limits]\nzzz = 1", ["[limits]", "chunk, sessions, queue, idle_s, lease_s, restarts"]),
+        ("[[stage]]", ["[model] lacks ref"]),
+        ("[model]\nref = 'm'", ["no [[stage]]"]),
+        ("[model]\nref = 'm'\n[stage]", ["[[stage]]"]),
+        ("stage = [3]\n[model]\nref = 'm'", ["[[stage]] 1", "table", "3"]),
+        ("model = 'm'\n[[stage]]", ["[model]", "table", "'m'"]),
+        ("[model]\nref = ''\n[[stage]]", ["[model] ref", "length"]),
+        ("[model]\nref = 'm'\ndtype = 'float8'\n[[stage]]", ["'float8'", "float32, bfloat16, float16"]),
+        ("[model]\nref = 'm'\nweights = 'none'\n[[stage]]", ["'none'", "files, random"]),
+        ("[model]\nref = 'm'\ncontext = 0\n[[stage]]", ["[model] context", ">= 1"]),
+        ("[model]\nref = 'm'\ncontext = '4k'\n[[stage]]", ["[model] context", "int", "str"]),
+        (SMALL + "replicas = 0", ["[[stage]] 1 replicas", ">= 1"]),
+        (SMALL + "replicas = true", ["[[stage]] 1 replicas", "bool"]),
+        (SMALL + "threads = 0", ["[[stage]] 1 threads", ">= 1"]),
+        (SMALL + "device = 'gpu'", ["[[stage]] 1 device", "'gpu'", "cpu, cuda:0"]),
+        (SMALL + "device = 'cuda'", ["[[stage]] 1 device", "'cuda'"]),
+        (SMALL + "blocks = '0-'", ["[[stage]] 1 blocks", "'0-'", "FIRST-LAST"]),
+        (SMALL + "blocks = '4-2'", ["[[stage]] 1 blocks", "4-2", "end before they begin"]),
+        (SMALL + "blocks = 4", ["[[stage]] 1 blocks", "str"]),
+        (SMALL + "blocks = '0-4'\n[[stage]]\nblocks = '4-9'", ["[[stage]] 2", "4-9", "overlap", "0-4", "[[stage]] 1"]),
+        (SMALL + "blocks = '5-9'\n[[stage]]\n[[stage]]\nblocks = '0-4'", ["[[stage]] 3", "come before", "5-9"]),
+        (SMALL + "[kv]\nbytes = '1GB'", ["[kv] bytes", "'1GB'", "GiB"]),
+        (SMALL + "[kv]\nbytes = 0", ["[kv] bytes", "0"]),
+        (SMALL + "[kv]\nbytes = -5", ["[kv] bytes", "-5"]),
+        (SMALL + "[kv]\nbytes = true", ["[kv] bytes", "bool"]),
+        (SMALL + "[limits]\nidle_s = 0", ["[limits] idle_s", "> 0"]),
+        (SMALL + "[limits]\nrestarts = -1", ["[limits] restarts", ">= 0"]),
+        (SMALL + "[cluster]\nname = 'a b'", ["[cluster] name", "a-z"]),
+        (SMALL + "[cluster]\nlisten = '127.0.0.1:7411'", ["[cluster] listen", "tcp://HOST:PORT"]),
+        (SMALL + "[cluster]\nlisten = 'tcp://127.0.0.1:70000'", ["[cluster] listen", "70000"]),
+        (SMALL + "[cluster]\nlisten = 'tcp://127.0.0.1'", ["[cluster] listen", "tcp://HOST:PORT"]),
+        (SMALL + "[cluster]\nlisten = 'tcp://0.0.0.0:1'", ["0.0.0.0:1", "insecure = true"]),
+        (SMALL + "[cluster]\nlisten = 'tcp://*:1'", ["insecure = true"]),
+        (SMALL + "[cluster]\nlisten = 'tcp://[::]:1'", ["insecure = true"]),
+        ("[model]\nref = m", ["TOML", "line 2"]),
+        ("", ["[model] lacks ref", "no [[stage]]"]),
+    ],
+)
+def test_a_mistake_is_named_with_what_is_valid(text: str, says: list[str]) -> None:
+    message = refusal(text)
+    assert [part for part in says if part not in message] == []
+
+
+def test_every_mistake_is_named_at_once() -> None:
+    message = refusal("[model]\nref = 'm'\ndtype = 'x'\ncontext = 0\n[[stage]]\nthread = 1\n[kv]\nbytes = 'much'\n")
+    assert len(message.splitlines()) == 4
+
+
+@pytest.mark.parametrize("listen", ["tcp://127.0.0.1:7411", "tcp://127.8.0.1:1", "tcp://localhost:0", "tcp://[::1]:5"])
+def test_this_machine_needs_no_leave(listen: str) -> None:
+    assert config.parse(f"{SMALL}[cluster]\nlisten = '{listen}'", "").cluster.listen == listen
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ZrtError) as raised:
+        config.load(tmp_path / "none.toml")
+    assert (raised.value.kind, raised.value.where) == ("bad_config", str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize("name", ["folder", "latin"])
+def test_a_file_that_is_no_text_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "latin").write_bytes(b"name = '\xe9'")
+    with pytest.raises(ZrtError, match="cannot be read") as raised:
+        config.load(tmp_path / name)
+    assert raised.value.where == str(tmp_path / name)
+
+
+def conf_of(*stages: Stage) -> Conf:
+    return Conf(model=Model("m"), stages=stages)
+
+
+def test_the_command_line_names_another_model() -> None:
+    assert config.override(conf_of(Stage()), model="other").model == Model("other")
+
+
+def test_nothing_said_changes_nothing() -> None:
+    conf = conf_of(Stage(Blocks(0, 3)), Stage())
+    assert config.override(conf) == conf
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_command_line_replaces_the_stages_by_planned_ones(count: int) -> None:
+    conf = conf_of(Stage(Blocks(0, 3), replicas=2, threads=2), Stage(Blocks(4, 9), replicas=2, threads=2))
+    assert config.override(conf, stages=count).stages == (Stage(replicas=2, threads=2),) * count
+
+
+@pytest.mark.parametrize(
+    ("stages", "model", "says"),
+    [(0, None, "--stages 0"), (3, None, "differ"), (None, "", "--model")],
+)
+def test_what_the_command_line_cannot_say(stages: int | None, model: str | None, says: str) -> None:
+    with pytest.raises(ZrtError, match=says) as raised:
+        config.override(conf_of(Stage(), Stage(device="cuda:0")), stages=stages, model=model)
+    assert raised.value.kind == "bad_config"
+
+
+@pytest.mark.parametrize(
+    ("stages", "cores", "expected"),
+    [
+        ([Stage(), Stage()], 2, [1, 1]),
+        ([Stage(), Stage()], 16, [8, 8]),
+        ([Stage(), Stage()], 1, [1, 1]),
+        ([Stage(replicas=2), Stage(threads=5)], 12, [4, 5]),
+    ],
+)
+def test_threads_not_given_share_the_cores(stages: list[Stage], cores: int, expected: list[int]) -> None:
+    conf = conf_of(*stages)
+    assert [config.threads(conf, stage, cores) for stage in conf.stages] == expected
+
+
+def test_a_conf_cannot_be_changed_by_those_who_read_it() -> None:
+    conf = config.load()
+    with pytest.raises(AttributeError):
+        conf.model.ref = "x"  # type: ignore[misc]
+    assert msgspec.structs.replace(conf.model, ref="x").ref == "x"

@@ -1,0 +1,211 @@
+"""Text to ids by the model's own files: chat template, special tokens, BOS exactly once, every EOS."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.text import GenerationDefaults, Tokenizer, eos_ids, generation_defaults
+
+Folder = Callable[..., Path]
+WRITES_BOS = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+LEAVES_BOS = WRITES_BOS.removeprefix("{{ bos_token }}")
+RAISES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}" + WRITES_BOS
+CHAT = [{"role": "user", "content": "he had a bad 日"}]
+
+
+def opened(folder: Path) -> Tokenizer:
+    tokenizer = Tokenizer.open(folder)
+    assert tokenizer is not None
+    return tokenizer
+
+
+def written(folder: Path, **files: object) -> Path:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("template", [WRITES_BOS, LEAVES_BOS], ids=["template-writes-it", "template-leaves-it"])
+def test_a_chat_begins_with_bos_once_where_the_model_wants_it(tokenizer_folder: Folder, template: str) -> None:
+    tokenizer = opened(tokenizer_folder("llama", chat_template=template))
+    ids = tokenizer.encode_chat(CHAT)
+    assert ids[0] == tokenizer.bos_id
+    assert ids.count(tokenizer.bos_id) == 1
+    assert tokenizer.decode(ids).startswith("user: he had a bad 日")
+
+
+def test_a_chat_begins_without_bos_where_neither_model_nor_template_want_it(tokenizer_folder: Folder) -> None:
+    tokenizer = opened(tokenizer_folder("byte-level", chat_template=LEAVES_BOS))
+    assert tokenizer.bos_id not in tokenizer.encode_chat(CHAT)
+
+
+def test_a_chat_is_what_transformers_makes_of_it(tokenizer_folder: Folder) -> None:
+    from transformers import AutoTokenizer
+
+    folder = tokenizer_folder("llama", chat_template=WRITES_BOS)
+    theirs = AutoTokenizer.from_pretrained(str(folder)).apply_chat_template(CHAT, add_generation_prompt=True)
+    assert opened(folder).encode_chat(CHAT) == theirs["input_ids"]
+
+
+def test_the_template_may_lie_in_a_file_of_its_own(tokenizer_folder: Folder, tmp_path: Path) -> None:
+    for file in tokenizer_folder("llama").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(WRITES_BOS)
+    tokenizer = opened(tmp_path)
+    assert tokenizer.decode(tokenizer.encode_chat(CHAT)).endswith("assistant:")
+
+
+@pytest.mark.parametrize(
+    ("settings", "messages", "says"),
+    [
+        ({}, CHAT, "--raw"),
+        ({"chat_template": RAISES}, [{"role": "system", "content": "x"}], "no system role here"),
+        ({"chat_template": "{% for"}, CHAT, "chat template"),
+        ({"chat_template": "{{ messages[7].content }}"}, CHAT, "chat template"),
+        ({"chat_template": WRITES_BOS}, [], "empty"),
+        ({"chat_template": WRITES_BOS}, [{"role": "user", "content": ""}], "empty"),
+    ],
+    ids=["no-template", "template-raises", "template-is-broken", "template-asks-too-much", "no-message", "no-content"],
+)
+def test_a_chat_that_cannot_be_is_a_bad_request(
+    tokenizer_folder: Folder, settings: dict[str, object], messages: list[dict[str, str]], says: str
+) -> None:
+    with pytest.raises(ZrtError) as raised:
+        opened(tokenizer_folder("llama", **settings)).encode_chat(messages)
+    assert raised.value.kind == "bad_request"
+    assert says in raised.value.message
+
+
+@pytest.mark.parametrize("text", ["he had", "<s>he had"], ids=["without", "with"])
+def test_raw_text_begins_with_bos_once_whether_or_not_it_is_written(tokenizer_folder: Folder, text: str) -> None:
+    tokenizer = opened(tokenizer_folder("llama"))
+    ids = tokenizer.encode_raw(text)
+    assert ids[0] == tokenizer.bos_id
+    assert ids.count(tokenizer.bos_id) == 1
+
+
+def test_raw_text_gets_no_bos_that_the_tokenizer_does_not_add(tokenizer_folder: Folder) -> None:
+    tokenizer = opened(tokenizer_folder("byte-level"))
+    assert tokenizer.decode(tokenizer.encode_raw("hello")) == "hello"
+    assert tokenizer.bos_id not in tokenizer.encode_raw("hello")
+
+
+def test_an_empty_text_is_a_bad_request(tokenizer_folder: Folder) -> None:
+    with pytest.raises(ZrtError, match="empty"):
+        opened(tokenizer_folder("llama")).encode_raw("")
+
+
+def test_a_tokenizer_file_that_truncates_does_not_cut_the_prompt(tokenizer_folder: Folder, tmp_path: Path) -> None:
+    settings = json.loads((tokenizer_folder("llama") / "tokenizer.json").read_text())
+    settings["truncation"] = {"max_length": 4, "direction": "Right", "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "chat_template": WRITES_BOS}))
+    tokenizer = opened(tmp_path)
+    assert len(tokenizer.encode_raw("a b c d e a b c d e")) > 4
+    assert len(tokenizer.encode_chat(CHAT)) > 4
+
+
+def test_a_folder_without_tokenizer_files_has_none(tmp_path: Path) -> None:
+    assert Tokenizer.open(tmp_path) is None
+
+
+def test_a_broken_tokenizer_file_is_a_bad_model(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(ZrtError) as raised:
+        Tokenizer.open(tmp_path)
+    assert raised.value.kind == "bad_model"
+    assert str(tmp_path) in raised.value.message
+
+
+def test_eos_is_the_union_of_all_who_name_it(tokenizer_folder: Folder, tmp_path: Path) -> None:
+    tokenizer = opened(tokenizer_folder("llama"))  # </s> is 2
+    written(tmp_path, config={"eos_token_id": 7, "vocab_size": 9}, generation_config={"eos_token_id": [7, 8]})
+    assert eos_ids(tmp_path, tokenizer) == {2, 7, 8}
+    assert eos_ids(tmp_path, None) == {7, 8}
+
+
+def test_a_model_may_have_no_eos(tmp_path: Path) -> None:
+    assert eos_ids(written(tmp_path, config={"eos_token_id": None}), None) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({}, GenerationDefaults(0.0, 0, 1.0)),
+        ({"do_sample": False, "temperature": 0.7}, GenerationDefaults(0.0, 0, 1.0)),
+        ({"do_sample": True}, GenerationDefaults(1.0, 0, 1.0)),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": None}, GenerationDefaults(0.6, 0, 0.9)),
+        ({"do_sample": True, "temperature": 1, "top_k": 20, "pad_token_id": 0}, GenerationDefaults(1.0, 20, 1.0)),
+    ],
+)
+def test_defaults_of_generation(tmp_path: Path, said: dict[str, object], meant: GenerationDefaults) -> None:
+    assert generation_defaults(written(tmp_path, generation_config=said)) == meant
+
+
+def test_without_a_generation_config_answers_are_greedy(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path) == GenerationDefaults(temperature=0.0)
+
+
+@pytest.mark.parametrize("text", ["{", '{"do_sample": true, "temperature": "hot"}'])
+def test_a_broken_generation_config_is_a_bad_model(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ZrtError, match=r"generation_config\.json"):
+        generation_defaults(tmp_path)
+
+
+def test_nothing_here_imports_torch(tokenizer_folder: Folder) -> None:
+    program = """
+import sys
+from pathlib import Path
+from zrt.runtime import config, detokenise, models, plan, stops, text
+folder = Path(sys.argv[1])
+tokenizer = text.Tokenizer.open(folder)
+ids = tokenizer.encode_chat([{"role": "user", "content": "he had"}]) + tokenizer.encode_raw("he had")
+detokeniser = detokenise.Detokeniser(tokenizer)
+said = "".join(map(detokeniser.push, ids)) + detokeniser.finish()
+assert said == tokenizer.decode(ids), said
+text.eos_ids(folder, tokenizer), text.generation_defaults(folder)
+config.load()
+plan.plan([1, 1], 0, 0, [plan.Wish()])
+stops.StopMatcher(["x"]).push("y")
+try:
+    models.resolve("nobody/nothing")
+except models.ZrtError:
+    pass
+heavy = {"torch", "tensorflow", "jax"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    folder = tokenizer_folder("llama", chat_template=WRITES_BOS)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.demo
+def test_the_demo_model_chats_by_its_own_template(demo_model: Path) -> None:
+    tokenizer = opened(demo_model)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    start, end = tokenizer.backend.token_to_id("<|im_start|>"), tokenizer.backend.token_to_id("<|im_end|>")
+    assert (start, end) == (tokenizer.bos_id, tokenizer.eos_id) == (1, 2)
+    assert tokenizer.backend.decode(ids, skip_special_tokens=False) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [ids.count(start), ids.count(end)] == [3, 2]
+    assert eos_ids(demo_model, tokenizer) == {end}
+    assert generation_defaults(demo_model) == GenerationDefaults(temperature=0.0)
+
+
+@pytest.mark.demo
+def test_the_demo_model_takes_every_digit_by_itself(demo_model: Path) -> None:
+    tokenizer = opened(demo_model)
+    names = [tokenizer.backend.id_to_token(n) for n in tokenizer.encode_raw("in 2024  10")]
+    assert names == ["in", "Ġ", "2", "0", "2", "4", "ĠĠ", "1", "0"]
