@@ -122,9 +122,10 @@ class Actor:
             periodic.cancel()
         self._periodics.clear()
         await self._tasks.close(STOP_S)
-        self._questions.fail(ZrtError("cancelled", "the actor is stopping", self.name))
+        stopping = ZrtError("cancelled", "the actor is stopping", self.name)
+        self._questions.fail(stopping)
         self._links.close()
-        self._mailbox.close()
+        self._mailbox.close(stopping)
         await sockets.close()
 
     def spawn(self, coro: Coroutine[Any, Any, _T], name: str) -> "asyncio.Task[_T]":
@@ -180,9 +181,9 @@ class Actor:
         return self._mailbox.send([b"", frame] if bare.echo else [frame], bare.peer)
 
     async def room(self, to: Address | bytes, *, timeout: float) -> None:
-        """Wait until the outbox of a peer (its address, or its routing id at our mailbox) takes messages again.
+        """Wait until the outbox of a peer (its address, or its routing id at our mailbox) is at most half full.
 
-        Others may wait for the same room, so the next send can still be refused. ZrtError deadline, stage_lost.
+        All who wait go on at once, so the next send can still be refused. ZrtError deadline, stage_lost.
         """
         if isinstance(to, bytes):
             await self._mailbox.room(timeout, to)
@@ -264,6 +265,9 @@ class Actor:
             header, body = decode(frames)
         except WireError as error:
             self._undecodable(error, b"")
+            if error.header is not None:  # whoever waits for it need not wait until the deadline
+                fault = Fault(error.kind, f"the reply does not decode: {error.message}", self.name)
+                self._questions.settle(link, Envelope(error.header, Failed(fault), b""))
             return
         if header.to not in (0, self.incarnation):
             self.counters.stale += 1
@@ -335,4 +339,6 @@ class Actor:
             return self._mailbox.send(encode(self._header(to, request=request, reply=True), cast(Body, body)), peer)
         except ZrtError as error:
             self._complaints.add("reply", f"a reply to {peer!r} was not sent: {error}")
-            return False
+            if error.kind != "too_large" or (isinstance(body, Failed) and body.fault.kind == "too_large"):
+                return False
+            return self._reply(peer, header, Failed(Fault(error.kind, error.message, self.name)))

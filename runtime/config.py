@@ -132,7 +132,7 @@ def override(conf: Conf, *, model: str | None = None, stages: int | None = None)
 
 def threads(conf: Conf, stage: Stage, cores: int) -> int:
     """The compute threads of each replica of `stage` on a machine of `cores` cores that runs the whole cluster."""
-    return stage.threads or max(1, cores // sum(each.replicas for each in conf.stages))
+    return stage.threads or cores
 
 
 def endpoint(text: str) -> tuple[str, int]:

@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any, Final, Protocol
 
-from zrt.runtime.text import Tokenizer
+from zrt.runtime.text import Tokenizer, clean_up
 
 WINDOW: Final = 8
 """Visible tokens that give a new one its context. One would do for the known decoders, whose rules look at the first
@@ -30,7 +30,7 @@ class Detokeniser:
         self._backend = backend
         self._special = tokenizer.special_ids
         self._pieces: _Pieces = _Bytes() if decoder.get("type") == "ByteLevel" else _Window(backend, decoder)
-        self._clean = CleanUp(tokenizer) if tokenizer.cleans_up else None
+        self._clean = CleanUp() if tokenizer.cleans_up else None
 
     def push(self, token: int) -> str:
         """Add one id and return the text that is settled by it, often empty."""
@@ -111,16 +111,15 @@ class CleanUp:
 
     CUT: Final = re.compile(r"(?<!')(?= )|(?<=[^ ]{4})")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._clean = tokenizer.clean_up
+    def __init__(self) -> None:
         self._held = ""
 
     def push(self, piece: str) -> str:
         self._held += piece
         cut = max((match.start() for match in self.CUT.finditer(self._held)), default=0)
         settled, self._held = self._held[:cut], self._held[cut:]
-        return self._clean(settled)
+        return clean_up(settled)
 
     def finish(self) -> str:
         settled, self._held = self._held, ""
-        return self._clean(settled)
+        return clean_up(settled)

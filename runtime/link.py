@@ -92,6 +92,8 @@ class Link:
         self._watched = descriptor(self._monitor)
         self._loop.add_reader(self._watched, self._watch)
         self._loop.call_soon(self._watch)
+        # Some strangers (an HTTP server) pass for a peer of ZMTP's first version and are never reported.
+        self._patience = self._loop.call_later(self._sockets.connect_ms / 1000, self._over)
 
     def _hand_on(self, frames: Frames) -> None:
         self._on_message(self, frames)
@@ -107,6 +109,7 @@ class Link:
                 self._over()
             elif not self.up:
                 self.up = True
+                self._patience.cancel()
                 self._pause = RETRY_FIRST_S
                 self._on_up(self)
 
@@ -127,8 +130,9 @@ class Link:
         self.up = False
         if self._dealer is None:
             return
+        self._patience.cancel()
         self._loop.remove_reader(self._watched)
         self._dealer.disable_monitor()
         self._monitor.close(linger=0)
         self._dealer = None
-        self._mailbox.close()
+        self._mailbox.close(self.lost())

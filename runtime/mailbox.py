@@ -88,12 +88,12 @@ class Mailbox:
         return True
 
     async def room(self, timeout: float, peer: bytes = b"") -> None:
-        """Wait until the peer's outbox takes messages again, half empty if it was full.
+        """Wait until the peer's outbox is at most half full.
 
-        ZrtError deadline after `timeout` seconds; stage_lost when the peer is gone, cancelled when the mailbox is closed.
+        ZrtError deadline after `timeout` seconds; stage_lost when the peer is gone, the reason when the mailbox is closed.
         """
         outbox = self._outboxes.get(peer)
-        if outbox is None or outbox.takes(0):
+        if outbox is None or outbox.roomy:
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
         outbox.waiters.append(waiter)
@@ -214,8 +214,11 @@ class Mailbox:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Stop reading, drop what waits in outboxes, close the socket (which still sends what it has, for LINGER_MS)."""
+    def close(self, reason: ZrtError) -> None:
+        """Stop reading, drop what waits in outboxes, close the socket (which still sends what it has, for LINGER_MS).
+
+        `reason` is what those who wait for room get.
+        """
         if self._closed:
             return
         self._closed = True
@@ -223,6 +226,6 @@ class Mailbox:
         if self._retry is not None:
             self._retry.cancel()
         for outbox in self._outboxes.values():
-            outbox.fail(ZrtError("cancelled", "the mailbox is closed"))
+            outbox.fail(reason)
         self._outboxes.clear()
         self._socket.close()

@@ -43,6 +43,11 @@ class Outbox:
         """Whether a message of `size` bytes still fits."""
         return self._fits(size, MESSAGES, BYTES)
 
+    @property
+    def roomy(self) -> bool:
+        """At most half full: whoever waits for room may go on, and a message of up to half the bound is sure to fit."""
+        return self._fits(0, MESSAGES // 2, BYTES // 2)
+
     def push(self, frames: Frames, size: int) -> None:
         self._waiting.append((frames, size))
         self._held += size
@@ -59,8 +64,8 @@ class Outbox:
         self._lent_bytes += size
 
     def wake(self) -> None:
-        """Let those who wait for room go on, once half the outbox is free."""
-        if self.waiters and self._fits(0, MESSAGES // 2, BYTES // 2):
+        """Let those who wait for room go on, if there is."""
+        if self.waiters and self.roomy:
             for waiter in self.waiters:
                 if not waiter.done():
                     waiter.set_result(None)

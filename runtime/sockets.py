@@ -21,6 +21,8 @@ HIGH_WATER: Final = 256
 """Messages that libzmq holds for one peer, each way, besides the outbox."""
 LINGER_MS: Final = 250
 """How long a closed socket still tries to send what it was given."""
+CLOSE_S: Final = 5.0
+"""How long a context may take to end, lingering included."""
 CONNECT_MS: Final = 5_000
 """A host that does not answer, or a peer that accepts but does not speak ZMTP (a stopped process), is given up after this."""
 PING_MS: Final = 2_000
@@ -46,9 +48,10 @@ _WILDCARDS: Final = frozenset({"", "*", "0.0.0.0", "::"})
 class Sockets:
     """One ZeroMQ context and what is made in it. Used by one thread; whoever makes it closes it, after all its sockets."""
 
-    def __init__(self, *, ping_timeout_ms: int = PING_TIMEOUT_MS) -> None:
-        self._context = zmq.Context(io_threads=1)
+    def __init__(self, *, connect_ms: int = CONNECT_MS, ping_timeout_ms: int = PING_TIMEOUT_MS) -> None:
+        self.connect_ms = connect_ms
         self._ping_timeout_ms = ping_timeout_ms
+        self._context = zmq.Context(io_threads=1)
 
     def router(self, listen: str, advertise: str | None, *, limit: int) -> tuple[Socket, str]:
         """A bound ROUTER and the endpoint others connect to. Port 0 becomes the port that was free.
@@ -93,7 +96,7 @@ class Sockets:
         socket = self._make(zmq.DEALER, limit, ipv6=_is_v6(host))
         socket.setsockopt(zmq.ROUTING_ID, routing_id)
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
-        socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, self.connect_ms)
         monitor: Socket | None = None
         try:
             monitor = socket.get_monitor_socket(int(_MONITORED))
@@ -113,7 +116,7 @@ class Sockets:
             (zmq.SNDHWM, HIGH_WATER),
             (zmq.RCVHWM, HIGH_WATER),
             (zmq.MAXMSGSIZE, limit),
-            (zmq.HANDSHAKE_IVL, CONNECT_MS),
+            (zmq.HANDSHAKE_IVL, self.connect_ms),
             (zmq.HEARTBEAT_IVL, min(PING_MS, self._ping_timeout_ms // 2)),
             (zmq.HEARTBEAT_TIMEOUT, self._ping_timeout_ms),
             (zmq.IPV6, int(ipv6)),
@@ -138,7 +141,7 @@ class Sockets:
         # term() blocks, so it has a thread of its own; a daemon, since a forgotten socket would hold it for ever.
         threading.Thread(target=end, name="zmq-term", daemon=True).start()
         try:
-            async with asyncio.timeout(LINGER_MS / 1000 + 5):
+            async with asyncio.timeout(CLOSE_S):
                 await over
         except TimeoutError:
             raise ZrtError("internal", "the ZeroMQ context does not end: a socket was left open") from None

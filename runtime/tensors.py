@@ -20,8 +20,10 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
 if sys.byteorder != "little":
     raise ImportError("zrt runs on little-endian machines only: tensors travel as they lie in memory")
 
-# A tensor made from received bytes shares them, and what is received is read-only; such tensors are never written to.
-warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+# Tensors made from received bytes share read-only memory and are never written to. torch warns of that once a process: now, unheard.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", UserWarning)
+    torch.frombuffer(b"0", dtype=torch.uint8)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

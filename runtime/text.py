@@ -1,13 +1,24 @@
-"""Text to token ids and what a model folder says about tokens. transformers is imported late and never brings torch."""
+"""Text to token ids, and what a model folder says about tokens.
+
+Built on tokenizers and jinja2 alone: transformers takes half a second to import, and some of its versions bring torch.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
+import tokenizers
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.templates import ChatTemplate
+from zrt.runtime.tokenizer_settings import TokenizerSettings
 
-TOKENIZER_FILE: Final = "tokenizer.json"
+CLEAN_UP: Final = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
+)
+"""What transformers' clean_up_tokenization replaces in a decoded text, one after the other."""
 
 
 class Tokenizer:
@@ -16,19 +27,22 @@ class Tokenizer:
     Encoding releases the GIL but takes time in proportion to the text; a long prompt belongs in a thread.
     """
 
-    def __init__(self, loaded: Any, name: str) -> None:
-        """`loaded` is a transformers PreTrainedTokenizerFast, `name` what messages call the model."""
-        self._loaded = loaded
+    def __init__(self, backend: tokenizers.Tokenizer, settings: TokenizerSettings, name: str) -> None:
+        """`name` is what messages call the model."""
+        self.backend = backend
         self._name = name
-        self._backend = loaded.backend_tokenizer
         # a file may carry the settings of its training, which would cut prompts silently
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self.bos_id: int | None = loaded.bos_token_id
-        self.eos_id: int | None = loaded.eos_token_id
-        added = self._backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(number for number, token in added.items() if token.special)
-        self._wants_bos = self.bos_id is not None and self._backend.encode("a").ids[:1] == [self.bos_id]
+        backend.no_truncation()
+        backend.no_padding()
+        settings.add_to(backend)
+        self.special_ids = frozenset(n for n, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.bos_id = self._id(settings.named.get("bos_token"))
+        self.eos_id = self._id(settings.named.get("eos_token"))
+        self._wants_bos = self.bos_id is not None and backend.encode("a").ids[:1] == [self.bos_id]
+        names = {name: token.content for name, token in settings.named.items()}
+        self._template = None if settings.template is None else ChatTemplate(settings.template, names)
+        self.cleans_up = settings.cleans_up and type(backend.model).__name__ != "BPE"
+        """Whether decoding ends with `clean_up`. As in transformers, never for byte-pair vocabularies."""
 
     @classmethod
     def open(cls, folder: Path) -> "Tokenizer | None":
@@ -36,31 +50,13 @@ class Tokenizer:
 
         None if it has no tokenizer.json: such a model takes token ids only. Errors: bad_model.
         """
-        if not (folder / TOKENIZER_FILE).is_file():
+        file = folder / "tokenizer.json"
+        if not file.is_file():
             return None
-        from transformers import PreTrainedTokenizerFast
-
         try:
-            loaded = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-        except Exception as error:  # the files come from outside and the library has no error type of its own
+            return cls(tokenizers.Tokenizer.from_file(str(file)), TokenizerSettings.read(folder), folder.name)
+        except Exception as error:  # the files come from outside, and tokenizers raises bare Exceptions
             raise ZrtError("bad_model", f"the tokenizer of {folder} does not load: {error}") from error
-        return cls(loaded, folder.name)
-
-    @property
-    def backend(self) -> Any:
-        """The `tokenizers.Tokenizer` underneath."""
-        return self._backend
-
-    @property
-    def cleans_up(self) -> bool:
-        """Whether decoding ends with transformers' clean_up_tokenization. It leaves byte-pair vocabularies alone."""
-        loaded = self._loaded
-        forced = getattr(loaded, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
-        return bool(loaded.clean_up_tokenization_spaces) and (type(self._backend.model).__name__ != "BPE" or forced)
-
-    def clean_up(self, text: str) -> str:
-        """transformers' clean_up_tokenization: no space before punctuation and English contractions."""
-        return str(self._loaded.clean_up_tokenization(text))
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The ids of a chat of {role, content}, ready for the assistant's turn, by the model's own template.
@@ -70,33 +66,41 @@ class Tokenizer:
         """
         if not messages or not messages[-1].get("content"):
             raise ZrtError("bad_request", "the prompt is empty")
-        if not self._loaded.chat_template:
+        if self._template is None:
             raise ZrtError("bad_request", f"{self._name} has no chat template: use --raw to send the text as it is")
         try:
-            text = self._loaded.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-            )
+            text = self._template.render(messages)
         except Exception as error:  # a template is a program that came with the model: it may raise anything
             raise ZrtError("bad_request", f"the chat template of {self._name} refuses this chat: {error}") from error
-        ids = self._backend.encode(text, add_special_tokens=False).ids
-        if self._wants_bos and ids[:1] != [self.bos_id]:
+        ids = self.backend.encode(text, add_special_tokens=False).ids
+        if self.bos_id is not None and self._wants_bos and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
-        return list(ids)
+        return ids
 
     def encode_raw(self, text: str) -> list[int]:
         """The ids of `text` as it is, with the special tokens that the tokenizer adds. BOS is not doubled when the
         text begins with it. Errors: bad_request on an empty text."""
         if not text:
             raise ZrtError("bad_request", "the prompt is empty")
-        ids = list(self._backend.encode(text).ids)
+        ids = self.backend.encode(text).ids
         if self._wants_bos and ids[:2] == [self.bos_id, self.bos_id]:
             return ids[1:]
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens. Ids outside of the vocabulary have no text."""
-        text = str(self._backend.decode(list(ids), skip_special_tokens=True))
-        return self.clean_up(text) if self.cleans_up else text
+        text = self.backend.decode(list(ids), skip_special_tokens=True)
+        return clean_up(text) if self.cleans_up else text
+
+    def _id(self, token: tokenizers.AddedToken | None) -> int | None:
+        return None if token is None else self.backend.token_to_id(token.content)
+
+
+def clean_up(text: str) -> str:
+    """Without the spaces that a word vocabulary leaves before punctuation and English contractions."""
+    for spaced, clean in CLEAN_UP:
+        text = text.replace(spaced, clean)
+    return text
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True):
@@ -126,13 +130,10 @@ def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
     """
     ids: set[int] = set()
     for said in (_read(folder / "config.json", _Tokens), _read(folder / "generation_config.json", _Generation)):
-        match said.eos_token_id:
-            case None:
-                pass
-            case int(one):
-                ids.add(one)
-            case several:
-                ids.update(several)
+        if isinstance(said.eos_token_id, int):
+            ids.add(said.eos_token_id)
+        else:
+            ids.update(said.eos_token_id or ())
     if tokenizer is not None and tokenizer.eos_id is not None:
         ids.add(tokenizer.eos_id)
     return frozenset(ids)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from zrt.runtime.models import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -22,6 +23,12 @@ TINY = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The folder of the demo model, fetched and converted if the cache lacks it."""
+    return resolve("smollm2-135m")
 
 
 @pytest.fixture(scope="session")

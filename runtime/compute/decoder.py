@@ -126,7 +126,9 @@ class Decoder:
             raise ZrtError("bad_request", "a batch holds at least one step, and one step a session")
         for step in steps:
             if step.n < 1 or step.seq_pos < 0:
-                raise ZrtError("bad_request", f"session {step.key!r}: a step of {step.n} tokens at position {step.seq_pos}")
+                raise ZrtError(
+                    "bad_request", f"session {step.key!r}: a step of {step.n} tokens at position {step.seq_pos}"
+                )
         shape = (rows,) if self.shard.is_first else (rows, spec.hidden_size)
         dtype = torch.int64 if self.shard.is_first else self.shard.dtype
         if tuple(x.shape) != shape or x.dtype != dtype:

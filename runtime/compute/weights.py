@@ -20,6 +20,7 @@ from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 
 CHUNK_BYTES: Final = 8 << 20
+RUN_BYTES: Final = 4 << 20  # of float32 drawn from one seed; another value makes other random models
 HEADER_BYTES_MAX: Final = 100_000_000  # the format's own limit
 INDEX_BYTES_MAX: Final = 64 << 20
 SINGLE_FILE: Final = "model.safetensors"
@@ -118,7 +119,7 @@ class RandomCheckpoint:
         full, part = _matrix_shape(shape), _as_matrix(into)
         _check_part(name, full, part, row, column)
         center = 1.0 if name.endswith("norm.weight") else 0.0
-        run = max(1, CHUNK_BYTES // 2 // (full[1] * 4))
+        run = max(1, RUN_BYTES // (full[1] * 4))
         drawn = torch.empty(min(run, full[0]), full[1])
         for first in range(row // run * run, row + part.shape[0], run):
             seed = hashlib.blake2b(f"{name}:{first}".encode(), digest_size=8).digest()

@@ -1,14 +1,12 @@
 """Every test here runs on uvloop and on asyncio's own loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
-import pytest
 import pytest_asyncio
 import uvloop
+from peers import Start
 from zrt.runtime.actor import Actor
-
-StartActor = Callable[[Actor], Awaitable[Actor]]
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -16,7 +14,7 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 @pytest_asyncio.fixture
-async def start() -> AsyncIterator[StartActor]:
+async def start() -> AsyncIterator[Start]:
     """Starts an actor and stops it at the end of the test."""
     started: list[Actor] = []
 
@@ -28,9 +26,3 @@ async def start() -> AsyncIterator[StartActor]:
     yield begin
     for actor in reversed(started):
         await actor.stop()
-
-
-@pytest.fixture
-def deadline() -> float:
-    """Seconds after which something that should have happened has not."""
-    return 20.0

@@ -1,6 +1,5 @@
 """What several pure tests need: the demo model, and small tokenizers of each kind, made here."""
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +7,6 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from zrt.runtime.models import resolve
-
-
-@pytest.fixture(scope="session")
-def demo_model() -> Path:
-    """The folder of the demo model, fetched and converted if the cache lacks it."""
-    return resolve("smollm2-135m")
 
 
 def byte_level() -> Backend:
@@ -80,12 +72,15 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Gives a model folder with one of BACKENDS; keywords are further entries of its tokenizer_config.json."""
 
-    @functools.cache
+    written: dict[str, Path] = {}
+
     def write(kind: str, **settings: object) -> Path:
-        folder = tmp_path_factory.mktemp(kind)
-        BACKENDS[kind]().save(str(folder / "tokenizer.json"))
         config = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"} | settings
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        return folder
+        text = json.dumps(config)
+        if (kind + text) not in written:
+            written[kind + text] = folder = tmp_path_factory.mktemp(kind)
+            BACKENDS[kind]().save(str(folder / "tokenizer.json"))
+            (folder / "tokenizer_config.json").write_text(text)
+        return written[kind + text]
 
     return write

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zrt.runtime.detokenise import WINDOW, CleanUp, Detokeniser
-from zrt.runtime.text import Tokenizer
+from zrt.runtime.text import Tokenizer, clean_up
 
 Folder = Callable[..., Path]
 KINDS: list[tuple[str, dict[str, object]]] = [
@@ -59,11 +59,10 @@ def test_pieces_add_up_to_the_decoded_whole(reference: tuple[Tokenizer, Any], da
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.sampled_from([*" .?!,'ntmsverx", " '", "'s", "  "]), max_size=24).map("".join), st.integers(1, 5))
-def test_cleaning_up_a_stream_is_cleaning_up_the_whole(tokenizer_folder: Folder, text: str, step: int) -> None:
-    tokenizer = opened(tokenizer_folder("metaspace", clean_up_tokenization_spaces=True))
-    stream = CleanUp(tokenizer)
+def test_cleaning_up_a_stream_is_cleaning_up_the_whole(text: str, step: int) -> None:
+    stream = CleanUp()
     pieces = [stream.push(text[n : n + step]) for n in range(0, len(text), step)]
-    assert "".join([*pieces, stream.finish()]) == tokenizer.clean_up(text)
+    assert "".join([*pieces, stream.finish()]) == clean_up(text)
 
 
 TEXTS = [
@@ -137,7 +136,7 @@ def test_the_work_for_a_token_does_not_grow_with_the_answer(tokenizer_folder: Fo
     tokenizer = Tokenizer.open(tokenizer_folder(kind))
     assert tokenizer is not None
     counting = Counting(tokenizer.backend)
-    tokenizer._backend = counting
+    tokenizer.backend = counting  # type: ignore[assignment]
     picks = random.Random(0)
     size = tokenizer.backend.get_vocab_size()
     ids = [picks.choice([size - 1, size - 2, size - 3, picks.randrange(size)]) for _ in range(5000)]

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.templates import ChatTemplate
 from zrt.runtime.text import GenerationDefaults, Tokenizer, eos_ids, generation_defaults
 
 Folder = Callable[..., Path]
@@ -46,12 +48,87 @@ def test_a_chat_begins_without_bos_where_neither_model_nor_template_want_it(toke
     assert tokenizer.bos_id not in tokenizer.encode_chat(CHAT)
 
 
-def test_a_chat_is_what_transformers_makes_of_it(tokenizer_folder: Folder) -> None:
-    from transformers import AutoTokenizer
+def theirs(folder: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
 
+    return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        WRITES_BOS,
+        "{% for m in messages %}\n    {% if m.role == 'user' %}\n  {{ m.content }}\n    {% endif %}\n{% endfor %}\n",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m['content'] | trim }}{% endfor %}",
+        "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}{{ m | tojson }}{% endfor %}",
+        "{{ messages | tojson(indent=2) }}{{ {'b': '<é>', 'a': 1} | tojson(sort_keys=true) }}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+        "{% generation %}{{ messages[-1].content }}{% endgeneration %}{{ eos_token }}",
+        "{{ strftime_now('%Y') }}{% if tools is none %}no tools{% endif %}{{ undefined_thing }}{{ pad_token }}",
+        "{%- if tools is defined and documents is defined %}{{ bos_token ~ unk_token }}{%- endif -%}  ",
+        "{{ messages[0].content.split(' ')[-1] }}{{ 'assistant' if add_generation_prompt }}",
+    ],
+)
+def test_a_template_says_what_it_says_in_transformers(tokenizer_folder: Folder, template: str) -> None:
+    chat = [*CHAT, {"role": "assistant", "content": " ok <b>é</b>\n"}, {"role": "tool", "content": "1"}]
+    folder = tokenizer_folder("llama", chat_template=template, unk_token="<unk>")
+    expected = theirs(folder).apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    assert (
+        ChatTemplate(template, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}).render(chat) == expected
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"pad_token": "<think>", "bos_token": None},
+        {"additional_special_tokens": ["日本", "<extra>"]},
+        {"extra_special_tokens": {"image_token": "a b"}},
+        {
+            "eos_token": {
+                "__type": "AddedToken",
+                "content": "<end>",
+                "lstrip": False,
+                "rstrip": True,
+                "single_word": False,
+            }
+        },
+        {"added_tokens_decoder": {"263": {"content": "<think>", "special": True, "rstrip": True, "normalized": False}}},
+        {"add_bos_token": True},
+    ],
+    ids=lambda settings: next(iter(settings), "plain"),
+)
+@pytest.mark.parametrize("kind", ["byte-level", "llama", "metaspace"])
+def test_ids_and_text_are_those_of_transformers(tokenizer_folder: Folder, kind: str, settings: dict[str, Any]) -> None:
+    folder = tokenizer_folder(kind, **settings)
+    tokenizer, other = opened(folder), theirs(folder)
+    for text in ["he <think> 日本 a b", "<s>he</s>", "<end>  he<extra> a", " a  b ", "naïve 👩‍👩‍👧", "don't . x"]:
+        ids = tokenizer.encode_raw(text)
+        doubled = text.startswith("<s>") and kind == "llama" and tokenizer.bos_id is not None
+        assert ids == other(text)["input_ids"][doubled:]
+        assert tokenizer.decode(ids) == other.decode(ids, skip_special_tokens=True)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (other.bos_token_id, other.eos_token_id)
+    assert tokenizer.special_ids == {n for n, token in other.added_tokens_decoder.items() if token.special}
+
+
+def test_a_chat_is_what_transformers_makes_of_it(tokenizer_folder: Folder) -> None:
     folder = tokenizer_folder("llama", chat_template=WRITES_BOS)
-    theirs = AutoTokenizer.from_pretrained(str(folder)).apply_chat_template(CHAT, add_generation_prompt=True)
-    assert opened(folder).encode_chat(CHAT) == theirs["input_ids"]
+    ids = theirs(folder).apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    assert opened(folder).encode_chat(CHAT) == ids
+
+
+def test_of_several_templates_the_default_is_taken(tokenizer_folder: Folder) -> None:
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": WRITES_BOS}]
+    tokenizer = opened(tokenizer_folder("llama", chat_template=several))
+    assert tokenizer.decode(tokenizer.encode_chat(CHAT)).endswith("assistant:")
+
+
+def test_special_tokens_of_older_models_lie_in_a_file_of_their_own(tokenizer_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_folder("llama") / "tokenizer.json").read_bytes())
+    written(tmp_path, special_tokens_map={"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>"})
+    tokenizer = opened(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (1, 2)
 
 
 def test_the_template_may_lie_in_a_file_of_its_own(tokenizer_folder: Folder, tmp_path: Path) -> None:
@@ -179,7 +256,7 @@ try:
     models.resolve("nobody/nothing")
 except models.ZrtError:
     pass
-heavy = {"torch", "tensorflow", "jax"} & set(sys.modules)
+heavy = {"torch", "transformers"} & set(sys.modules)
 assert not heavy, heavy
 """
     folder = tokenizer_folder("llama", chat_template=WRITES_BOS)

@@ -1,0 +1,150 @@
+"""Decode speed of the demo model through block servers, beside transformers' own `generate` in a process of its own.
+
+    python bench/pipeline.py [--stages N] [--rounds N] [--tokens N]
+
+Both sides are asked in turn, round by round, with the same prompt; figures are medians over the rounds. Prints one JSON object:
+milliseconds a token of each side, the ratio (above 1: zrt is faster), each stage's compute and queue time a token, and what is left
+for hops (encode, network, wake-up).
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from zrt.runtime import Client
+from zrt.runtime.models import resolve
+from zrt.runtime.text import Tokenizer
+
+PROMPT = "Tell me a long story about a lighthouse keeper."
+UP_S = 90
+
+
+class Baseline:
+    """bench/baseline.py in its own process, with its own threads."""
+
+    def __init__(self, folder: Path) -> None:
+        script = Path(__file__).with_name("baseline.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.about = self._read()
+
+    def ask(self, prompt: list[int], tokens: int) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"prompt": prompt, "tokens": tokens}) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+
+@contextmanager
+def cluster(folder: Path, stages: int) -> Iterator[str]:
+    """`zrt up` with so many planned stages; its endpoint."""
+    with tempfile.TemporaryDirectory() as home:
+        conf = Path(home) / "bench.toml"
+        conf.write_text(
+            f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ncontext = 2048\n' + "[[stage]]\n" * stages
+        )
+        environment = {"ZRT_HOME": home}
+        import os
+
+        reader, writer = os.pipe()
+        with open(reader) as pipe:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "zrt.runtime.cli", "up", str(conf)],
+                env=os.environ | environment | {"ZRT_READY_FD": str(writer)},
+                pass_fds=[writer],
+                stderr=subprocess.DEVNULL,
+            )
+            os.close(writer)
+            try:
+                yield json.loads(pipe.readline())["endpoint"]
+            finally:
+                process.terminate()
+                process.wait(30)
+
+
+async def ask(client: Client, prompt: list[int], tokens: int) -> dict[str, Any]:
+    """One greedy generation, timed at the client: from the first token to the last."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    stream = client.generate(token_ids=prompt, max_tokens=tokens, temperature=0.0)
+    times, ids = [], []
+    async for piece in stream:
+        times.append(loop.time())
+        ids += piece.token_ids
+    finished = stream.finished
+    return {
+        "ids": ids,
+        "ttft_s": times[0] - started,
+        "decode_s": times[-1] - times[0],
+        "compute_ms": [stage.compute_ms for stage in finished.stages],
+        "queue_ms": [stage.queue_ms for stage in finished.stages],
+    }
+
+
+async def measure(endpoint: str, baseline: Baseline, prompt: list[int], tokens: int, rounds: int) -> dict[str, Any]:
+    ours, theirs = [], []
+    async with Client(endpoint) as client:
+        await ask(client, prompt, 8)
+        baseline.ask(prompt, 8)
+        for _ in range(rounds):
+            theirs.append(await asyncio.to_thread(baseline.ask, prompt, tokens))
+            ours.append(await ask(client, prompt, len(theirs[-1]["ids"])))
+            if ours[-1]["ids"] != theirs[-1]["ids"]:
+                raise SystemExit("the two sides do not generate the same tokens")
+    steps = len(ours[0]["ids"]) - 1
+    zrt_ms = [1e3 * one["decode_s"] / steps for one in ours]
+    base_ms = [1e3 * one["decode_s"] / steps for one in theirs]
+    compute = [statistics.median(one["compute_ms"][stage] / (steps + 1) for one in ours) for stage in range(len(ours[0]["compute_ms"]))]
+    return {
+        "tokens": steps + 1,
+        "rounds": rounds,
+        "zrt_ms_token": round(statistics.median(zrt_ms), 2),
+        "transformers_ms_token": round(statistics.median(base_ms), 2),
+        "ratio": round(statistics.median(b / z for z, b in zip(zrt_ms, base_ms, strict=True)), 3),
+        "ratios": [round(b / z, 3) for z, b in zip(zrt_ms, base_ms, strict=True)],
+        "zrt_ttft_ms": round(1e3 * statistics.median(one["ttft_s"] for one in ours), 1),
+        "transformers_ttft_ms": round(1e3 * statistics.median(one["ttft_s"] for one in theirs), 1),
+        "compute_ms_token": [round(ms, 2) for ms in compute],
+        "hops_ms_token": round(statistics.median(zrt_ms) - sum(compute), 2),
+    }
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--stages", type=int, default=2)
+    words.add_argument("--rounds", type=int, default=5)
+    words.add_argument("--tokens", type=int, default=64)
+    asked = words.parse_args()
+    folder = resolve("smollm2-135m")
+    tokenizer = Tokenizer.open(folder)
+    assert tokenizer is not None
+    prompt = tokenizer.encode_chat([{"role": "user", "content": PROMPT}])
+    baseline = Baseline(folder)
+    try:
+        with cluster(folder, asked.stages) as endpoint:
+            figures = asyncio.run(measure(endpoint, baseline, prompt, asked.tokens, asked.rounds))
+    finally:
+        baseline.close()
+    print(json.dumps({"bench": "pipeline", "stages": asked.stages, **baseline.about, **figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What stands beside tokenizer.json: names of special tokens, further tokens, the chat template."""
+
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """tokenizer_config.json, special_tokens_map.json (older models) and chat_template.jinja, as far as there are any."""
+
+    named: dict[str, tokenizers.AddedToken]
+    """Special tokens by the names that chat templates use, such as bos_token."""
+    others: list[tokenizers.AddedToken]
+    """Special tokens without such a name."""
+    listed: list[tokenizers.AddedToken]
+    """Added tokens, special or not, in the order of their ids."""
+    template: str | None
+    """The default chat template, in Jinja."""
+    cleans_up: bool
+    """Whether decoding shall end with transformers' clean_up_tokenization."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "TokenizerSettings":
+        """Raises what files of other forms than these raise: OSError, ValueError, TypeError, LookupError."""
+        said = _object(folder / "tokenizer_config.json")
+        tokens = _object(folder / "special_tokens_map.json") | said
+        named = {name: value for name, value in tokens.items() if name.endswith("_token")}
+        others: list[Any] = []
+        for more in (tokens.get("additional_special_tokens"), tokens.get("extra_special_tokens")):
+            if isinstance(more, dict):
+                named |= more
+            else:
+                others += more or []
+        listed = sorted((said.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
+        return cls(
+            named={name: _token(value) for name, value in named.items() if isinstance(value, str | dict)},
+            others=[_token(value) for value in others],
+            listed=[_token(value, special=bool(value.get("special"))) for _, value in listed],
+            template=_template(folder / "chat_template.jinja", said.get("chat_template")),
+            cleans_up=bool(said.get("clean_up_tokenization_spaces")),
+        )
+
+    def add_to(self, backend: tokenizers.Tokenizer) -> None:
+        """Add what tokenizer.json lacks or says otherwise, with the outcome that transformers has.
+
+        A token listed by its id is matched as listed, and special if listed so. One with a name is special. Any other
+        special token is added if it is not there at all.
+        """
+        present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+        wanted = present | {token.content: token for token in self.listed}
+        for name in self.named.values():
+            token = copy(wanted.get(name.content, name))
+            token.special = True
+            wanted[name.content] = token
+        for token in self.others:
+            wanted.setdefault(token.content, token)
+        # the library takes time for each call, and some models have thousands of added tokens that it knows already
+        backend.add_tokens([token for text, token in wanted.items() if repr(token) != repr(present.get(text))])
+
+
+def _object(file: Path) -> dict[str, Any]:
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.is_file() else {}
+
+
+def _token(value: str | dict[str, Any], special: bool = True) -> tokenizers.AddedToken:
+    """A token as the files write it: its text, or a table of what AddedToken takes."""
+    if isinstance(value, str):
+        return tokenizers.AddedToken(value, special=special, normalized=False)
+    flags = {name: bool(value.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+    return tokenizers.AddedToken(value["content"], special=special, **flags)
+
+
+def _template(file: Path, said: Any) -> str | None:
+    """The template of the file, else of the settings, where there may be several by name."""
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    if isinstance(said, list):
+        said = {each["name"]: each["template"] for each in said}.get("default")
+    return None if said is None else str(said)

@@ -1,0 +1,203 @@
+"""Start and stop: what an actor owns while it lives, and that nothing of it is left."""
+
+import asyncio
+import gc
+import logging
+import os
+import threading
+import time
+
+import pytest
+from peers import PATIENCE_S, Start, until
+from zrt.runtime.actor import Actor, Envelope
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.control import Close, Control, Credit, Done, Shutdown
+from zrt.runtime.periodic import Lateness, Periodic
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_fifty_lives_leave_no_descriptor_task_or_thread() -> None:
+    async def live_once() -> None:
+        left, right = Actor("a"), Actor("b")
+        right.handle(Shutdown, lambda envelope: Done())
+        await left.start()
+        await right.start()
+        left.every(60, lambda: None)
+        left.spawn(asyncio.Event().wait(), "forever")
+        await left.ask(right.address, Shutdown(), timeout=PATIENCE_S)
+        await left.stop()
+        await right.stop()
+
+    await live_once()
+    gc.collect()
+    before = _descriptors(), len(asyncio.all_tasks()), threading.active_count()
+    for _ in range(50):
+        await live_once()
+    # libzmq's reaper closes its last descriptors a moment after the context says it has ended.
+    await until(lambda: (_descriptors(), len(asyncio.all_tasks()), threading.active_count()) <= before)
+
+
+async def test_stop_cancels_and_awaits_what_the_actor_owns(start: Start) -> None:
+    actor = await start(Actor("a"))
+    steps: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            steps.append("cleaned up")
+
+    task = actor.spawn(work(), "work")
+    await asyncio.sleep(0)
+    await actor.stop()
+    assert task.cancelled()
+    assert steps == ["cleaned up"]
+
+
+async def test_stop_fails_open_questions_as_cancelled(start: Start) -> None:
+    asker, answerer = await start(Actor("a")), await start(Actor("b"))
+
+    async def never(envelope: Envelope) -> Control:
+        await asyncio.Event().wait()
+        return Done()
+
+    answerer.handle(Close, never)
+    asking = asyncio.create_task(asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S))
+    await until(lambda: len(asker._questions) == 1)
+    await asker.stop()
+    with pytest.raises(ZrtError) as raised:
+        await asking
+    assert raised.value.kind == "cancelled"
+
+
+async def test_a_handler_can_stop_its_own_actor(start: Start) -> None:
+    asker, actor = await start(Actor("a")), await start(Actor("b"))
+
+    async def stop(envelope: Envelope) -> Control:
+        await actor.stop()
+        return Done()
+
+    actor.handle(Shutdown, stop)
+    with pytest.raises(ZrtError) as raised:
+        await asker.ask(actor.address, Shutdown(), timeout=PATIENCE_S)
+    assert raised.value.kind == "stage_lost"
+
+
+async def test_a_stopped_actor_refuses_work_by_name(start: Start) -> None:
+    actor, other = await start(Actor("a")), await start(Actor("b"))
+    await actor.stop()
+    await actor.stop()  # once is enough, twice does no harm
+    with pytest.raises(ZrtError) as told:
+        actor.tell(other.address, Credit(1, 1, 1))
+    with pytest.raises(ZrtError) as spawned:
+        actor.spawn(asyncio.sleep(0), "late")
+    assert (told.value.kind, spawned.value.kind) == ("cancelled", "cancelled")
+
+
+async def test_an_actor_started_again_is_a_new_incarnation(start: Start) -> None:
+    asker, actor = await start(Actor("a")), await start(Actor("b"))
+    actor.handle(Shutdown, lambda envelope: Done())
+    first = actor.address
+    await actor.stop()
+    await actor.start()
+    assert 0 < actor.incarnation < 2**63
+    assert actor.incarnation != first.incarnation
+    assert (await asker.ask(actor.address, Shutdown(), timeout=PATIENCE_S)).body == Done()
+
+
+async def test_starting_twice_is_an_error(start: Start) -> None:
+    actor = await start(Actor("a"))
+    with pytest.raises(ZrtError) as raised:
+        await actor.start()
+    assert raised.value.kind == "internal"
+
+
+async def test_a_start_on_a_taken_port_leaves_nothing(start: Start) -> None:
+    first = await start(Actor("a"))
+    before = _descriptors()
+    second = Actor("b", listen=first.endpoint)
+    with pytest.raises(ZrtError, match="is taken by another process") as raised:
+        await second.start()
+    assert raised.value.kind == "bad_config"
+    await until(lambda: _descriptors() <= before)
+    await first.stop()
+    await second.start()
+    await second.stop()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "é" * 33])
+def test_a_name_has_1_to_64_bytes(name: str) -> None:
+    with pytest.raises(ZrtError, match="1 to 64") as raised:
+        Actor(name)
+    assert raised.value.kind == "bad_config"
+
+
+async def test_an_owned_task_that_fails_is_logged_by_name(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    actor = await start(Actor("a"))
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with caplog.at_level(logging.ERROR):
+        task = actor.spawn(fail(), "sums")
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+    assert "task sums failed" in caplog.text
+
+
+async def test_something_periodic_goes_on_after_it_failed(start: Start) -> None:
+    actor = await start(Actor("a"))
+    times = 0
+
+    def tick() -> None:
+        nonlocal times
+        times += 1
+        if times == 1:
+            raise ZeroDivisionError
+
+    periodic = actor.every(0.005, tick)
+    await until(lambda: times >= 3)
+    periodic.cancel()
+    seen = times
+    await asyncio.sleep(0.05)
+    assert times == seen
+
+
+async def test_a_loop_that_was_held_up_knows_by_how_much_for_a_second_or_two(start: Start) -> None:
+    actor = await start(Actor("a"))
+    calls = 0
+
+    def tick() -> None:
+        nonlocal calls
+        calls += 1
+
+    actor.every(0.05, tick)
+    time.sleep(0.4)  # noqa: ASYNC251
+    await until(lambda: calls >= 1)
+    assert 300 <= actor.lag_ms
+    missed = calls
+    assert missed == 1  # what was missed is not made up for
+    held_up = actor.lag_ms
+    await until(lambda: actor.lag_ms < held_up)
+
+
+async def test_lateness_is_that_of_the_last_one_to_two_seconds() -> None:
+    lateness = Lateness()
+    lateness.note(0.5)
+    lateness.note(0.2)
+    assert lateness.seconds == 0.5
+    await until(lambda: lateness.seconds == 0.0)
+
+
+async def test_a_periodic_keeps_its_pace() -> None:
+    """Each call is due a period after the last one was due, not after it ran, so that lateness does not add up."""
+    times: list[float] = []
+    started = time.monotonic()
+    periodic = Periodic(0.02, lambda: times.append(time.monotonic()), Lateness())
+    await until(lambda: len(times) >= 25)
+    periodic.cancel()
+    assert min(moment - started - 0.02 * (index + 1) for index, moment in enumerate(times)) > -0.005

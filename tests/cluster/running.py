@@ -1,0 +1,93 @@
+"""`zrt up` as a user runs it: a real process with real children, on a free port, with a home of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+READY_S = 90.0
+END_S = 20.0
+
+
+@dataclass
+class Running:
+    """`zrt up` and what it said. `home` is its $ZRT_HOME."""
+
+    process: subprocess.Popen[str]
+    endpoint: str
+    home: Path
+
+    def zrt(self, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Another command against this cluster."""
+        return run_zrt(*words, home=self.home, timeout=timeout)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The cluster's processes by actor name."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            words = child.cmdline()
+            found[words[words.index("--name") + 1] if "--name" in words else words[4]] = child
+        return found
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        """Signal it and wait: its exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(END_S)
+
+
+def run_zrt(*words: str, home: Path, timeout: float = 60.0, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zrt.runtime.cli", *words]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=timeout, env=_environment(home), check=False
+    )
+
+
+def start_zrt(*words: str, home: Path, **extra: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "zrt.runtime.cli", *words]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(home) | extra,
+        pass_fds=[int(fd) for name, fd in extra.items() if name.endswith("_FD")],
+    )
+
+
+@contextmanager
+def running(*words: str, home: Path) -> Iterator[Running]:
+    """A ready cluster; killed with all its processes if the test left it running."""
+    reader, writer = os.pipe()
+    with open(reader) as pipe:
+        process = start_zrt("up", *words, home=home, ZRT_READY_FD=str(writer))
+        os.close(writer)
+        family = psutil.Process(process.pid)
+        try:
+            line = pipe.readline()
+            if not line:
+                raise AssertionError(f"zrt up ended with {process.wait(END_S)}: {process.stderr.read()}")
+            yield Running(process, json.loads(line)["endpoint"], home)
+        finally:
+            if process.poll() is None:
+                left = family.children(recursive=True)
+                process.kill()
+                psutil.wait_procs([psutil.Process(process.pid), *left], END_S)
+            process.communicate()
+
+
+def gone(processes: Sequence[psutil.Process], within: float = 5.0) -> bool:
+    """Whether all of them ended in time."""
+    return not psutil.wait_procs(processes, within)[1]
+
+
+def _environment(home: Path) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ZRT_")}
+    return clean | {"ZRT_HOME": str(home), "HF_HUB_OFFLINE": "1"}

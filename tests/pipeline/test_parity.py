@@ -1,0 +1,110 @@
+"""Generation through 1 to 4 stages equals transformers' own, for every family."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from clusters import local_cluster
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
+TOKENS = 64
+STAGES: dict[int, list[str | None]] = {
+    1: [None],
+    2: ["0-2", "3"],
+    3: ["0", "1-2", "3"],
+    4: ["0", "1", "2", "3"],
+}
+
+
+def reference(folder: Path, prompt: list[int], tokens: int, dtype: str = "float32") -> tuple[list[int], Tensor]:
+    """transformers' greedy ids, and the logits [tokens, vocab] each was picked from."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager")
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([prompt]),
+            do_sample=False,
+            max_new_tokens=tokens,
+            output_logits=True,
+            return_dict_in_generate=True,
+            pad_token_id=0,
+        )
+    return out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits).float()
+
+
+async def through_stages(
+    folder: Path, stages: list[str | None], prompt: list[int], tokens: int, dtype: str = "float32"
+) -> tuple[list[int], Tensor]:
+    """The cluster's greedy ids, and the logits as the last stage's lane computed them after real hops."""
+    async with local_cluster(folder, stages, model_dtype=dtype) as cluster:
+        seen: list[Tensor] = []
+        engine = cluster.servers[-1].engine
+        assert engine is not None
+        forward = engine._decoder.forward
+
+        def record(steps: object, x: Tensor) -> Tensor:
+            logits = forward(steps, x)  # type: ignore[arg-type]
+            if len(logits):
+                seen.append(logits.clone())
+            return logits
+
+        engine._decoder.forward = record  # type: ignore[method-assign]
+        ids = await cluster.greedy(prompt, tokens)
+        return ids, torch.cat(seen)
+
+
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"head_dim": 24}),
+        ("qwen2", {}),
+        ("qwen3", {"head_dim": 32}),
+    ],
+    ids=["llama", "llama-biases", "llama-head-dim", "qwen2", "qwen3"],
+)
+async def test_greedy_ids_and_logits_equal_transformers(
+    make_model: Callable[..., Path], family: str, config: dict[str, object], tied: bool, stages: int
+) -> None:
+    folder = make_model(family, tied=tied, **config)
+    wanted_ids, wanted = reference(folder, PROMPT, TOKENS)
+    ids, logits = await through_stages(folder, STAGES[stages], PROMPT, TOKENS)
+    assert ids == wanted_ids
+    assert (logits - wanted).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+async def test_bfloat16_stays_close_to_transformers(make_model: Callable[..., Path], family: str, stages: int) -> None:
+    """Compared at the first token, before a near tie could lead the two apart."""
+    folder = make_model(family)
+    _, wanted = reference(folder, PROMPT, 1, "bfloat16")
+    _, logits = await through_stages(folder, STAGES[stages], PROMPT, 1, "bfloat16")
+    assert (logits - wanted).abs().max() <= 2e-2 * wanted.abs().max()
+
+
+async def test_the_same_seed_gives_the_same_tokens_through_any_cut(make_model: Callable[..., Path]) -> None:
+    folder = make_model("llama")
+    request = {"token_ids": PROMPT, "max_tokens": 40, "temperature": 1.0, "top_p": 0.95, "seed": 1234}
+    sampled = []
+    for stages in (1, 2, 3):
+        async with local_cluster(folder, STAGES[stages]) as cluster:
+            sampled.append((await cluster.generate(**request))[1])
+            other = (await cluster.generate(**(request | {"seed": 1235})))[1]
+            assert other != sampled[-1]
+    assert sampled[0] == sampled[1] == sampled[2]
+
+
+async def test_random_weights_are_the_same_model_through_any_cut(make_model: Callable[..., Path]) -> None:
+    folder = make_model("qwen3", tied=True)
+    outputs = []
+    for stages in (1, 4):
+        async with local_cluster(folder, STAGES[stages], model_weights="random") as cluster:
+            outputs.append(await cluster.greedy(PROMPT, 24))
+    assert outputs[0] == outputs[1]
+    assert outputs[0] != reference(folder, PROMPT, 24)[0]
