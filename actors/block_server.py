@@ -90,7 +90,7 @@ class BlockServer(Member):
         self.assignment: Assignment | None = None
         self.engine: Engine | None = None
         self.lane = Lane(f"{name}-{device}")
-        self.counters_load = Load()
+        self.tally = Load()
         self._loading: asyncio.Task[None] | None = None
         self._sessions: dict[int, StageSession] = {}
         self._bare_used: dict[BareSession, float] = {}
@@ -129,7 +129,7 @@ class BlockServer(Member):
         return message
 
     def load(self) -> Load | None:
-        load = self.counters_load
+        load = self.tally
         load.sessions = len(self._sessions) + len(self._bare_used)
         load.waiting = len(self._queue)
         if self.engine is not None:
@@ -220,11 +220,11 @@ class BlockServer(Member):
         engine = self._ready()
         known = self._sessions.get(message.session)
         if known is not None and known.epoch > message.epoch:
-            self.counters_load.dropped_stale += 1
+            self.tally.dropped_stale += 1
             raise ZrtError("cancelled", f"epoch {message.epoch} is over, {known.epoch} runs", self.name)
         session = StageSession.opened(message)
         self._sessions[message.session] = session
-        self.counters_load.dropped_stale += self._queue.drop(message.session)
+        self.tally.dropped_stale += self._queue.drop(message.session)
         have = await self.lane.run(engine.open, message.session, message.length)
         if self._sessions.get(message.session) is not session:
             raise ZrtError("cancelled", f"epoch {message.epoch} was overtaken", self.name)
@@ -252,7 +252,7 @@ class BlockServer(Member):
         assert isinstance(message, Credit)
         session = self._sessions.get(message.session)
         if session is None or session.epoch != message.epoch:
-            self.counters_load.dropped_stale += 1
+            self.tally.dropped_stale += 1
             return
         freed = session.grant(message.upto)
         if freed is not None:
@@ -280,7 +280,7 @@ class BlockServer(Member):
                 gap = ZrtError("kv_gap", "this session is not open here", self.name)
                 self._step_failed(step.session, step.epoch, -1, 0, gap)
             elif session.epoch != step.epoch:
-                self.counters_load.dropped_stale += 1
+                self.tally.dropped_stale += 1
             else:
                 origin = Routed(session, step)
                 self._queue.add(Waiting(step.session, step.seq_pos, step.n, part, arrived, origin))
@@ -380,7 +380,7 @@ class BlockServer(Member):
             fault = error if isinstance(error, ZrtError) else ZrtError("internal", f"a turn failed: {error}", self.name)
             result = TurnResult([Outcome(0, fault) for _ in turn], None)
         spent = int((time.monotonic() - started) * 1e6)
-        load = self.counters_load
+        load = self.tally
         load.turns += 1
         load.steps += len(turn)
         load.tokens += sum(step.n for step in turn)
@@ -415,7 +415,7 @@ class BlockServer(Member):
                 continue
             session: StageSession = origin.session
             if self._sessions.get(session.session) is not session:
-                self.counters_load.dropped_stale += 1
+                self.tally.dropped_stale += 1
                 continue
             if outcome.fault is not None:
                 self._step_failed(session.session, session.epoch, session.stage, outcome.have, outcome.fault)

@@ -19,11 +19,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(source, folder)
     _report(1)
-    import transformers  # noqa: F401 (the slow import is a step)
-
-    _report(2)
     write_model(source, folder)
-    _report(3)
 
 
 def write_tokenizer(source: Path, folder: Path) -> None:
@@ -52,8 +48,8 @@ def write_tokenizer(source: Path, folder: Path) -> None:
     special = {f"{name}_token": tokens[said[f"{theirs}_token_id"].contents()] for name, theirs in names.items()}
     context = fields[f"{fields['general.architecture'].contents()}.context_length"].contents()
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, **special}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(fields["tokenizer.chat_template"].contents())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(fields["tokenizer.chat_template"].contents(), encoding="utf-8")
 
 
 def write_model(source: Path, folder: Path) -> None:
@@ -66,6 +62,7 @@ def write_model(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    _report(2)
     for origin in ("quantization_config", "_model_name_or_path"):
         vars(model.config).pop(origin, None)
     model.config.architectures = [type(model).__name__]
@@ -77,6 +74,7 @@ def write_model(source: Path, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     # the library makes it private to its owner, unlike the rest
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
+    _report(3)
 
 
 def _report(done: int) -> None:

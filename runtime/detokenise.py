@@ -104,12 +104,13 @@ class _Window:
 class CleanUp:
     """transformers' clean_up_tokenization over a stream.
 
-    It removes spaces before `.`, `?`, `!`, `,`, around a lone `'`, and before `n't 'm 's 've 're`. Every such pattern
-    begins with a space and has four characters at most, so none spans a cut right before a space (except after `'`) or
-    after four characters that are no spaces.
+    It removes spaces only, in patterns that begin with a space and have four characters at most, so no pattern spans a
+    cut after four characters that are no spaces. A cut right before a space is spanned in two ways: after ` '`, where
+    that space may be the rest of ` ' `; and where ` ' ` may take that space away, so that what follows is the `'` of
+    ` n't` or ` 'm`. Of several spaces, the last two alone can be in a pattern.
     """
 
-    CUT: Final = re.compile(r"(?<!')(?= )|(?<=[^ ]{4})")
+    CUT: Final = re.compile(r"(?<=[^ ]{4})|(?<! ')(?:(?= [^ '])|(?<! n)(?:(?<! )(?= )|(?=  )))")
 
     def __init__(self) -> None:
         self._held = ""

@@ -57,7 +57,9 @@ class Periodic:
     def _fire(self) -> None:
         now = time.monotonic()
         self._lateness.note(max(0.0, now - self._due))
-        self._due = max(self._due + self._seconds, now)
+        self._due += self._seconds
+        if self._due <= now:
+            self._due = now + self._seconds
         self._timer = self._loop.call_later(self._due - now, self._fire)
         try:
             self._fn()

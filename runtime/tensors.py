@@ -38,7 +38,7 @@ def to_bytes(tensor: Tensor, dtype: str | None = None) -> memoryview:
     """
     wanted = tensor.dtype if dtype is None else DTYPES[dtype]
     flat = tensor.detach().to("cpu", wanted).contiguous().flatten()
-    return memoryview(flat.view(torch.uint8).numpy()).toreadonly()
+    return flat.view(torch.uint8).numpy().data.toreadonly()
 
 
 def from_bytes(buffer: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Tensor:

@@ -17,7 +17,7 @@ PATIENCE_S = 20.0
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for what the loop is about to make true. TimeoutError after PATIENCE_S."""
     async with asyncio.timeout(PATIENCE_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  any condition will do, not only one that has an event
             await asyncio.sleep(0.002)
 
 

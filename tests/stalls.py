@@ -22,7 +22,9 @@ class StallMeter:
         self._set()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._timer.cancel()
         self._note()
 
@@ -52,7 +54,11 @@ class EmptyLoop:
         await asyncio.wait_for(self._process.stdout.readline(), 20)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         out, _ = await asyncio.wait_for(self._process.communicate(), 20)
         self.worst_ms = float(out)
 

@@ -128,7 +128,9 @@ class _Slab:
             ) from error
         memory.madvise(mmap.MADV_NOHUGEPAGE)
         row_numbers = self._row_bytes // dtype.itemsize
-        self.tensor = torch.frombuffer(memory, dtype=dtype).view(rows, row_numbers)[:, :numbers].unflatten(1, shape)
+        self.tensor: Tensor = (
+            torch.frombuffer(memory, dtype=dtype).view(rows, row_numbers)[:, :numbers].view(rows, *shape)
+        )
 
     def give_back(self, row: int) -> None:
         """Return a row's memory to the kernel; it reads as zeros afterwards. The call holds no GIL, since a long row takes milliseconds."""

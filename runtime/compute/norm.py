@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, scale: Tensor) -> None:
+def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, out: Tensor, scale: Tensor) -> None:
     """out = x / sqrt(mean(x²) + eps) * weight over the last dimension; `out` may be `x`.
 
     Computed in float32 and rounded to the dtype of `x` before the weight is applied, as transformers does. `eps` is float32 [1];

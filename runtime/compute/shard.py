@@ -119,7 +119,7 @@ class _Loader:
             """Tensors of this block, stacked in one of their own: rows of the first, then of the second, …"""
             sizes = [shapes[part][0] for part in parts]
             tensor = torch.empty(sum(sizes), *shapes[parts[0]][1:], dtype=self._dtype, device=self._device)
-            for part, rows in zip(parts, tensor.split(sizes), strict=True):
+            for part, rows in zip(parts, torch.split(tensor, sizes), strict=True):
                 self._source.read(block_name(index, part), shapes[part], rows, self._tick)
             return tensor
 

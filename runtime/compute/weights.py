@@ -2,27 +2,22 @@
 
 A source fills tensors that the caller allocated, whole or in part, so nothing beyond one chunk is held besides them: files are read
 with `preadv` (never mapped), straight into the destination where dtypes agree, through one staging chunk where they do not.
-Format: https://huggingface.co/docs/safetensors (8 bytes of little-endian header length, JSON header, data).
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
+from zrt.runtime.compute.headers import TensorEntry, open_file, read_header, read_index
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 
 CHUNK_BYTES: Final = 8 << 20
 RUN_BYTES: Final = 4 << 20  # of float32 drawn from one seed; another value makes other random models
-HEADER_BYTES_MAX: Final = 100_000_000  # the format's own limit
-INDEX_BYTES_MAX: Final = 64 << 20
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 FILE_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -41,24 +36,13 @@ class Source(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """A tensor in a safetensors file: `begin` is its first byte, counted from the start of the file."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    nbytes: int
-
-
 class Checkpoint:
     """The safetensors files of a model folder, by tensor name. Holds headers only; a file is open during a read alone."""
 
-    def __init__(self, files: dict[str, Path], folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, files: Mapping[str, Path]) -> None:
+        self._folder = folder
         self._files = files
-        self._entries: dict[Path, dict[str, TensorEntry]] = {}
+        self._headers: dict[Path, Mapping[str, TensorEntry]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -70,10 +54,10 @@ class Checkpoint:
         """Where a tensor lies. Reads the header of its file at first need, so files of other stages may be absent."""
         file = self._files.get(name)
         if file is None:
-            raise ZrtError("bad_model", f"tensor {name} is missing from the checkpoint in {self.folder}")
-        if file not in self._entries:
-            self._entries[file] = read_header(file)
-        entry = self._entries[file].get(name)
+            raise ZrtError("bad_model", f"tensor {name} is missing from the checkpoint in {self._folder}")
+        if file not in self._headers:
+            self._headers[file] = read_header(file)
+        entry = self._headers[file].get(name)
         if entry is None:
             raise ZrtError("bad_model", f"tensor {name} is missing from {file}, where {INDEX_FILE} says it is")
         return entry
@@ -91,7 +75,7 @@ class Checkpoint:
         direct = dtype == into.dtype and into.device.type == "cpu" and part.is_contiguous() and part.shape[1] == full[1]
         row_bytes = full[1] * dtype.itemsize
         staging = None if direct else torch.empty(_rows_a_chunk(part, row_bytes), full[1], dtype=dtype)
-        descriptor = _open(entry.file)
+        descriptor = open_file(entry.file)
         try:
             for start, stop in _chunks(part, row_bytes):
                 target = part[start:stop]
@@ -136,90 +120,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`: `model.safetensors`, else the files its index names. `bad_model` when there is neither."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.is_file():
-        entries = read_header(single)
-        checkpoint = Checkpoint(dict.fromkeys(entries, single), folder)
-        checkpoint._entries[single] = entries
-        return checkpoint
+        return Checkpoint(folder, dict.fromkeys(read_header(single), single))
     if index.is_file():
-        return Checkpoint(_read_index(index), folder)
+        return Checkpoint(folder, read_index(index))
     raise ZrtError("bad_model", f"{folder} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE} (safetensors only)")
-
-
-def read_header(file: Path) -> dict[str, TensorEntry]:
-    """The tensors of one safetensors file. `bad_model` names the file, and the tensor, whose header is wrong or whose data is cut off."""
-    descriptor = _open(file)
-    try:
-        size = os.fstat(descriptor).st_size
-        length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-        if size < 8 or length > min(HEADER_BYTES_MAX, size - 8):
-            raise ZrtError("bad_model", f"{file} is not a whole safetensors file: {size} bytes cannot hold its header")
-        text = os.pread(descriptor, length, 8)
-    finally:
-        os.close(descriptor)
-    header = _parse_object(text, file)
-    header.pop("__metadata__", None)
-    return {name: _entry(name, fields, file, 8 + length, size) for name, fields in header.items()}
-
-
-def _entry(name: str, fields: Any, file: Path, data: int, size: int) -> TensorEntry:
-    """One header entry, checked. `data` is where the file's data begins, `size` the size of the file."""
-    if not isinstance(fields, dict):
-        raise ZrtError("bad_model", f"tensor {name} in {file}: its header entry is not an object")
-    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
-    if not (
-        isinstance(dtype, str) and _sizes(shape) and _sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]
-    ):
-        raise ZrtError("bad_model", f"tensor {name} in {file}: its header entry lacks a dtype, shape or data_offsets")
-    nbytes = offsets[1] - offsets[0]
-    if dtype in FILE_DTYPES and nbytes != prod(shape) * FILE_DTYPES[dtype].itemsize:
-        raise ZrtError("bad_model", f"tensor {name} in {file}: {nbytes} bytes do not hold {dtype} {shape}")
-    if data + offsets[1] > size:
-        raise ZrtError(
-            "bad_model",
-            f"tensor {name} in {file} ends at byte {data + offsets[1]}, but the file has {size}: it is cut off",
-        )
-    return TensorEntry(file, dtype, tuple(shape), data + offsets[0], nbytes)
-
-
-def _sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value)
-
-
-def _read_index(index: Path) -> dict[str, Path]:
-    descriptor = _open(index)
-    try:
-        text = os.pread(descriptor, INDEX_BYTES_MAX, 0)
-    finally:
-        os.close(descriptor)
-    files = _parse_object(text, index).get("weight_map")
-    if not isinstance(files, dict):
-        raise ZrtError("bad_model", f"{index} has no weight_map object")
-    for name, file in files.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise ZrtError("bad_model", f"{index}: weight_map.{name} is {file!r}, not the name of a file beside it")
-    return {name: index.parent / file for name, file in files.items()}
-
-
-def _parse_object(text: bytes, file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ZrtError("bad_model", f"{file} is damaged: its header is not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ZrtError("bad_model", f"{file} is damaged: its header is not a JSON object")
-    return value
-
-
-def _open(file: Path) -> int:
-    try:
-        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ZrtError("bad_model", f"cannot read {file}: {error.strerror}") from error
 
 
 def _read_exactly(descriptor: int, into: Tensor, offset: int, name: str, file: Path) -> None:
     """Fill a contiguous CPU tensor from the file; `preadv` holds no GIL."""
-    view = memoryview(into.view(torch.uint8).numpy()).cast("B")
+    view = into.view(torch.uint8).flatten().numpy().data
     done = 0
     while done < len(view):
         try:

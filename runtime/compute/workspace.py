@@ -60,13 +60,16 @@ class Views:
         self.normed = buffers["normed"]  # [rows, hidden]
         self.scale = buffers["scale"]  # float32 [rows, 1]
         self.qkv = buffers["qkv"]  # [rows, (heads + 2 x kv heads) x head_dim]
-        parts = self.qkv.unflatten(1, (-1, head_dim))
+        rows = len(self.qkv)
+        parts = self.qkv.view(rows, heads + 2 * kv_heads, head_dim)
         self.qk = parts[:, : heads + kv_heads]  # [rows, heads + kv heads, head_dim]
         self.qk_halves = (self.qk[..., head_dim // 2 :], self.qk[..., : head_dim // 2])
-        self.qk_swapped = buffers["swapped"].unflatten(1, (-1, head_dim))  # as qk
+        self.qk_swapped = buffers["swapped"].view(self.qk.shape)  # as qk
         self.qk_scale = buffers["head_scale"]  # float32 [rows, heads + kv heads, 1]
-        self.queries = parts[:, :heads].unflatten(1, (kv_heads, -1))  # [rows, kv heads, group, head_dim]
-        self.kv = parts[:, heads:].unflatten(1, (2, kv_heads))  # [rows, 2, kv heads, head_dim]
+        self.queries = parts[:, :heads].view(
+            rows, kv_heads, heads // kv_heads, head_dim
+        )  # [rows, kv heads, group, head_dim]
+        self.kv = parts[:, heads:].view(rows, 2, kv_heads, head_dim)  # [rows, 2, kv heads, head_dim]
         self.kv_by_head = self.kv.permute(1, 2, 0, 3)  # [2, kv heads, rows, head_dim]
         self.attended = buffers["attended"]  # [rows, heads x head_dim]
         self.attended_heads = self.attended.view(self.queries.shape)  # [rows, kv heads, group, head_dim]

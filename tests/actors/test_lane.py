@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -41,6 +42,8 @@ async def test_what_the_function_raises_reaches_the_caller_and_the_lane_goes_on(
 
     with pytest.raises(ZrtError, match="no page"):
         await lane.run(fail)
+    with pytest.raises(SystemExit):
+        await lane.run(end)
     with pytest.raises(RuntimeError, match="StopIteration"):
         await lane.run(stop_iteration)
     assert await lane.run(lambda: 1) == 1
@@ -152,11 +155,20 @@ def _many_small_operations() -> None:
         row = torch.nn.functional.silu(row @ matrix) + row
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """On a small machine a second torch thread would take the core that the loop runs on."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("work", [_large_products, _many_small_operations])
 async def test_the_loop_is_not_held_up_while_the_lane_computes(start: Start, lane: Lane, work: object) -> None:
     actor = await start(Actor("a"))
     actor.handle(Shutdown, lambda envelope: Done())
-    torch.set_num_threads(1)
     # The machine's own hiccups hit one process or the other, so the best of a few rounds counts: a real stall is in each of them.
     beyond = []
     for _ in range(ROUNDS):

@@ -82,7 +82,7 @@ async def test_what_a_peer_said_before_it_died_arrives(start: Start) -> None:
             asyncio.ensure_future(asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S)) for _ in range(200)
         ]
         await all_there.wait()
-        while len(answerer._tasks):  # every reply has been handed to the socket
+        while len(answerer._tasks):  # noqa: ASYNC110  until every reply has been handed to the socket, and not a moment longer
             await asyncio.sleep(0)
         await answerer.stop()
         for reply in await asyncio.gather(*asking):

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 import pytest_asyncio
+import zmq
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.sockets import Sockets, split_endpoint
 
@@ -34,7 +35,17 @@ def test_an_endpoint_is_a_host_and_a_port(endpoint: str, host: str, port: int) -
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["", "127.0.0.1:7411", "ipc:///tmp/x", "tcp://", "tcp://a:99999", "tcp://a:b", "tcp://a:1/path", "tcp://u@a:1", "tcp://[::1"],
+    [
+        "",
+        "127.0.0.1:7411",
+        "ipc:///tmp/x",
+        "tcp://",
+        "tcp://a:99999",
+        "tcp://a:b",
+        "tcp://a:1/path",
+        "tcp://u@a:1",
+        "tcp://[::1",
+    ],
 )
 def test_anything_else_is_refused_by_name(endpoint: str) -> None:
     with pytest.raises(ZrtError) as raised:
@@ -52,9 +63,13 @@ def test_anything_else_is_refused_by_name(endpoint: str) -> None:
         ("tcp://127.0.0.1:0", "tcp://[fd00::1]:7000", "tcp://[fd00::1]:7000"),
     ],
 )
-async def test_others_are_told_a_port_that_is_bound(made: Sockets, listen: str, advertise: str | None, shown: str) -> None:
+async def test_others_are_told_a_port_that_is_bound(
+    made: Sockets, listen: str, advertise: str | None, shown: str
+) -> None:
     router, endpoint = made.router(listen, advertise, limit=1000)
-    bound = router.LAST_ENDPOINT.rstrip(b"\0").decode().rpartition(":")[2]
+    last = router.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(last, bytes)
+    bound = last.rstrip(b"\0").decode().rpartition(":")[2]
     router.close()
     assert bound != "0"
     assert endpoint == shown.format(port=bound)
@@ -70,7 +85,9 @@ async def test_others_are_told_a_port_that_is_bound(made: Sockets, listen: str, 
         ("tcp://nosuchdevice:0", None, "not an address of this machine"),
     ],
 )
-async def test_a_place_nobody_could_reach_is_refused(made: Sockets, listen: str, advertise: str | None, text: str) -> None:
+async def test_a_place_nobody_could_reach_is_refused(
+    made: Sockets, listen: str, advertise: str | None, text: str
+) -> None:
     with pytest.raises(ZrtError, match=text) as raised:
         made.router(listen, advertise, limit=1000)
     assert raised.value.kind == "bad_config"

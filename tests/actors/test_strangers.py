@@ -151,9 +151,7 @@ async def test_a_peer_of_ours_that_answers_with_garbage_is_counted_and_the_quest
     asker = await start(Actor("a"))
     with raw(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")
-        asking = asyncio.create_task(
-            asker.ask(Address("b", 0, f"tcp://127.0.0.1:{port}"), Close(1, 2), timeout=0.5)
-        )
+        asking = asyncio.create_task(asker.ask(Address("b", 0, f"tcp://127.0.0.1:{port}"), Close(1, 2), timeout=0.5))
         peer = (await asyncio.to_thread(router.recv_multipart))[0]
         for garbage in ([b""], [b"\xc1", b"x"], encode(_header(reply=True, request=77), Done()), [b""] * 50):
             router.send_multipart([peer, *garbage])

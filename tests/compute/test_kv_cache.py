@@ -1,5 +1,6 @@
 """KV memory: pages are counted exactly, and memory that is not used is not taken."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,37 +23,44 @@ OPERATIONS = st.one_of(
 )
 
 
+def _fails(kind: str, call: Callable[[str, int], None], key: str, n: int) -> None:
+    with pytest.raises(ZrtError) as caught:
+        call(key, n)
+    assert caught.value.kind == kind
+
+
 @given(st.lists(OPERATIONS, max_size=40))
 def test_free_cached_and_used_always_make_the_total(operations) -> None:
     pool = PagePool(total=10, page_tokens=16, page_bytes=64)
-    owned: dict[str, int] = {}  # a model of what each session should own, in pages
+    owned: dict[str, int] = {}  # what each session should own, in pages
     have: dict[str, int] = {}
     for operation, key, n in operations:
-        try:
-            match operation:
-                case "open":
-                    pool.open(key)
-                    owned.setdefault(key, 0)
-                    have.setdefault(key, 0)
-                case "reserve":
-                    pool.reserve(key, n)
-                    owned[key] = max(owned[key], -(-n // 16))
-                case "commit":
-                    pool.commit(key, n)
-                    have[key] = n
-                case "rewind":
-                    pool.rewind(key, n)
-                    have[key] = min(have[key], n)
-                    owned[key] = -(-have[key] // 16)
-                case "close":
-                    pool.close(key)
-                    owned.pop(key, None)
-                    have.pop(key, None)
-        except ZrtError as error:
-            expected = (
-                "unknown_session" if key not in owned else {"reserve": "kv_full", "commit": "internal"}[operation]
-            )
-            assert error.kind == expected
+        known, pages = key in owned, -(-n // 16)
+        match operation:
+            case "open":
+                pool.open(key)
+                owned.setdefault(key, 0)
+                have.setdefault(key, 0)
+            case "close":
+                pool.close(key)
+                owned.pop(key, None)
+                have.pop(key, None)
+            case _ if not known:
+                _fails("unknown_session", getattr(pool, operation), key, n)
+            case "reserve" if pages - owned[key] > 10 - sum(owned.values()):
+                _fails("kv_full", pool.reserve, key, n)
+            case "reserve":
+                pool.reserve(key, n)
+                owned[key] = max(owned[key], pages)
+            case "commit" if not have[key] <= n <= owned[key] * 16:
+                _fails("internal", pool.commit, key, n)
+            case "commit":
+                pool.commit(key, n)
+                have[key] = n
+            case "rewind":
+                pool.rewind(key, n)
+                have[key] = min(have[key], n)
+                owned[key] = -(-have[key] // 16)
         stats = pool.stats()
         assert stats.free + stats.cached + stats.used == stats.total == 10
         assert stats.used == sum(owned.values())

@@ -4,7 +4,6 @@ import struct
 
 import pytest
 import torch
-
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.tensors import DTYPES, dtype_name, from_bytes, to_bytes
 

@@ -1,0 +1,225 @@
+"""Members and their coordinator: joining, beating, being lost, coming back."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import closing
+
+import pytest
+import pytest_asyncio
+from peers import PATIENCE_S, Start, elsewhere, until
+from zrt.runtime import member as member_module
+from zrt.runtime.actor import Actor, Answer, Envelope
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.lane import Lane
+from zrt.runtime.member import Member
+from zrt.runtime.messages.control import Beat, Control, Done, Load, LoadProgress, Register, Registered, Shutdown
+
+
+class Coordinator(Actor):
+    """The coordinator's side of joining, and a note of what it heard."""
+
+    def __init__(self, listen: str, *, beat_ms: int = 20) -> None:
+        super().__init__("coordinator", listen=listen)
+        self.registered: list[tuple[str, int, Register]] = []
+        self.beats: list[Beat] = []
+        self.progress: list[LoadProgress] = []
+        self.known: set[int] = set()
+        self.refusing = False
+        self.silent = False
+        self._beat_ms = beat_ms
+        self.handle(Register, self._on_register)
+        self.handle(Beat, self._on_beat)
+        self.handle(LoadProgress, lambda envelope: self.progress.append(envelope.body))  # type: ignore[arg-type]
+
+    def _on_register(self, envelope: Envelope) -> Answer:
+        if self.refusing:
+            raise ZrtError("draining", "nobody joins now")
+        assert isinstance(envelope.body, Register)
+        self.registered.append((envelope.header.sender, envelope.header.incarnation, envelope.body))
+        self.known.add(envelope.header.incarnation)
+        return Registered(self.incarnation, self._beat_ms)
+
+    async def _on_beat(self, envelope: Envelope) -> Control:
+        assert isinstance(envelope.body, Beat)
+        self.beats.append(envelope.body)
+        if self.silent:
+            await asyncio.Event().wait()
+        if envelope.header.incarnation not in self.known:
+            raise ZrtError("unknown_session", "who are you?")
+        return Done()
+
+
+class Worker(Member):
+    """A member that notes what happened to it."""
+
+    def __init__(self, join: str) -> None:
+        super().__init__("front", "block_server", join=join)
+        self.joins: list[bool] = []
+        self.losses = 0
+        self.sessions = 0
+        self.on_registered(self.joins.append)
+        self.on_coordinator_lost(self._count)
+
+    def _count(self) -> None:
+        self.losses += 1
+
+    def registration(self) -> Register:
+        message = super().registration()
+        message.device = "cpu"
+        return message
+
+    def load(self) -> Load | None:
+        return Load(sessions=self.sessions)
+
+
+@pytest.fixture
+def endpoint() -> str:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest_asyncio.fixture
+async def pair(start: Start, endpoint: str) -> AsyncIterator[tuple[Coordinator, Worker]]:
+    coordinator, worker = Coordinator(endpoint), Worker(endpoint)
+    await start(coordinator)
+    await start(worker)
+    await asyncio.wait_for(worker.registered.wait(), PATIENCE_S)
+    yield coordinator, worker
+
+
+async def test_a_member_registers_and_beats(pair: tuple[Coordinator, Worker]) -> None:
+    coordinator, worker = pair
+    name, incarnation, register = coordinator.registered[0]
+    assert (name, incarnation) == ("front", worker.incarnation)
+    expected = Register("block_server", worker.endpoint, os.getpid(), socket.gethostname(), "starting", device="cpu")
+    assert register == expected
+    assert worker.coordinator == coordinator.address
+    worker.state, worker.sessions = "ready", 4
+    await until(lambda: len(coordinator.beats) >= 3)
+    await until(lambda: coordinator.beats[-1].state == "ready")
+    beat = coordinator.beats[-1]
+    assert beat.load == Load(sessions=4)
+    assert beat.rss_bytes > 2**20
+    assert worker.joins == [False]
+
+
+async def test_a_member_may_come_before_its_coordinator(start: Start, endpoint: str) -> None:
+    worker = Worker(endpoint)
+    await start(worker)
+    assert not worker.tell_coordinator(LoadProgress(1, 0, 1))
+    with pytest.raises(ZrtError) as raised:
+        await worker.ask_coordinator(Done(), timeout=1)
+    assert raised.value.kind == "coordinator_lost"
+    coordinator = Coordinator(endpoint)
+    await start(coordinator)
+    await asyncio.wait_for(worker.registered.wait(), PATIENCE_S)
+    assert worker.tell_coordinator(LoadProgress(1, 1, 1))
+    await until(lambda: coordinator.progress == [LoadProgress(1, 1, 1)])
+
+
+async def test_a_new_coordinator_on_the_same_port_is_joined_anew(
+    start: Start, pair: tuple[Coordinator, Worker], endpoint: str
+) -> None:
+    first, worker = pair
+    asking = asyncio.create_task(worker.ask_coordinator(Shutdown(), timeout=PATIENCE_S))
+    with pytest.raises(ZrtError):
+        await asking
+    await first.stop()
+    await until(lambda: worker.losses == 1)
+    assert not worker.registered.is_set()
+    assert not worker.tell_coordinator(LoadProgress(1, 0, 1))
+    second = Coordinator(endpoint)
+    await start(second)
+    await asyncio.wait_for(worker.registered.wait(), PATIENCE_S)
+    assert worker.coordinator == second.address
+    assert worker.tell_coordinator(LoadProgress(1, 1, 1))
+    await until(lambda: len(second.beats) >= 2)
+    assert second.counters.stale == 0  # nothing that was meant for the first one reached the second
+    assert (worker.joins, worker.losses) == ([False, False], 1)
+
+
+async def test_a_coordinator_that_does_not_know_a_member_is_told_again_who_it_is(
+    pair: tuple[Coordinator, Worker],
+) -> None:
+    coordinator, worker = pair
+    coordinator.known.clear()
+    await until(lambda: len(coordinator.registered) == 2)
+    await until(worker.registered.is_set)
+    assert (worker.joins, worker.losses) == ([False, True], 1)
+    beats = len(coordinator.beats)
+    await until(lambda: len(coordinator.beats) > beats + 2)
+    assert len(coordinator.registered) == 2
+
+
+async def test_a_registration_that_is_refused_is_tried_again(start: Start, endpoint: str) -> None:
+    coordinator, worker = Coordinator(endpoint), Worker(endpoint)
+    coordinator.refusing = True
+    await start(coordinator)
+    await start(worker)
+    await until(lambda: bool(worker._complaints._times["registration"]))
+    coordinator.refusing = False
+    await asyncio.wait_for(worker.registered.wait(), PATIENCE_S)
+    assert worker.losses == 0
+
+
+async def test_a_coordinator_that_leaves_beats_unanswered_is_lost_and_found_again(
+    pair: tuple[Coordinator, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_module, "SILENCE_S", 0.1)
+    coordinator, worker = pair
+    coordinator.silent = True
+    await until(lambda: worker.losses == 1)
+    coordinator.silent = False
+    await until(lambda: len(coordinator.registered) >= 2)
+    await until(worker.registered.is_set)
+    assert worker.joins[-1] is True
+
+
+async def test_shutdown_is_answered_and_ends_the_member(start: Start, pair: tuple[Coordinator, Worker]) -> None:
+    _, worker = pair
+    asker = await start(Actor("a"))
+    assert (await asker.ask(worker.address, Shutdown(), timeout=PATIENCE_S)).body == Done()
+    assert worker.ended.is_set()
+
+
+async def test_beats_go_on_while_the_lane_works(pair: tuple[Coordinator, Worker]) -> None:
+    coordinator, _ = pair
+    lane = Lane("work")
+    working = asyncio.create_task(lane.run(time.sleep, 0.5))
+    before = len(coordinator.beats)
+    await until(lambda: len(coordinator.beats) >= before + 5)
+    assert not working.done()
+    await working
+    lane.close()
+
+
+async def test_a_member_that_was_held_up_longer_than_the_silence_allowed_has_lost_nothing(
+    start: Start, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own lateness is not the coordinator's silence: the answer to its last beat has been waiting."""
+    monkeypatch.setattr(member_module, "SILENCE_S", 0.2)
+    coordinator = Coordinator(endpoint)
+    async with elsewhere(coordinator):
+        worker = Worker(endpoint)
+        await start(worker)
+        await until(lambda: len(coordinator.beats) >= 2)
+        time.sleep(0.6)  # noqa: ASYNC251
+        beats = len(coordinator.beats)
+        await until(lambda: len(coordinator.beats) > beats + 2)
+        assert worker.losses == 0
+
+
+async def test_stop_leaves_no_task(
+    start: Start, pair: tuple[Coordinator, Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, worker = pair
+    with caplog.at_level(logging.ERROR):
+        await worker.stop()
+    assert not caplog.records
+    assert len(worker._tasks) == 0
+    assert not worker.registered.is_set()
