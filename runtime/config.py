@@ -38,7 +38,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """One stage of the pipeline. Blocks are planned where not pinned; `threads` None shares the cores evenly."""
+    """One stage of the pipeline. Blocks are planned where not pinned; `threads` None means every core."""
 
     blocks: Blocks | None = None
     replicas: AtLeastOne = 1
@@ -131,7 +131,7 @@ def override(conf: Conf, *, model: str | None = None, stages: int | None = None)
 
 
 def threads(conf: Conf, stage: Stage, cores: int) -> int:
-    """The compute threads of each replica of `stage` on a machine of `cores` cores that runs the whole cluster."""
+    """The compute threads of each replica of `stage` on a machine of `cores` cores: all, since stages take turns."""
     return stage.threads or cores
 
 

@@ -140,10 +140,9 @@ class Process:
         self._loop.add_reader(fd, fn)
 
     def _unwatch(self, fd: int) -> None:
-        if fd in self._readers:
-            self._readers.discard(fd)
-            self._loop.remove_reader(fd)
-            os.close(fd)
+        self._readers.discard(fd)
+        self._loop.remove_reader(fd)
+        os.close(fd)
 
     # ---- what it says -----------------------------------------------------------------------------------------------
 
@@ -167,7 +166,7 @@ class Process:
         if chunk is None:
             return False
         if not chunk:
-            self._unwatch(self._output)
+            self._end_output()
             return False
         *lines, self._line = (self._line + chunk).split(b"\n")
         for line in lines:
@@ -176,6 +175,12 @@ class Process:
             self._pass_on(self._line[:WORD_BYTES])
             self._line = self._line[WORD_BYTES:]
         return True
+
+    def _end_output(self) -> None:
+        if self._output in self._readers:
+            self._unwatch(self._output)
+            if self._line:
+                self._pass_on(self._line)
 
     def _pass_on(self, line: bytes) -> None:
         text = line.decode(errors="replace")
@@ -194,8 +199,7 @@ class Process:
             for _ in range(_LAST_CHUNKS):
                 if not self._on_output():
                     break
-            if self._line:
-                self._pass_on(self._line)
+            self._end_output()
         for fd in list(self._readers):
             self._unwatch(fd)
         os.close(self._death)

@@ -44,7 +44,9 @@ def answers(demo_model: Path) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def cluster(
+    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("home")
     conf = home / "cluster.toml"
     conf.write_text(_conf(demo_model, request.param))

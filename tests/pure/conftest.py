@@ -1,4 +1,4 @@
-"""What several pure tests need: the demo model, and small tokenizers of each kind, made here."""
+"""Small tokenizers of each kind, made here."""
 
 import json
 from collections.abc import Callable

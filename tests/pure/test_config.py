@@ -190,18 +190,9 @@ def test_what_the_command_line_cannot_say(stages: int | None, model: str | None,
     assert raised.value.kind == "bad_config"
 
 
-@pytest.mark.parametrize(
-    ("stages", "cores", "expected"),
-    [
-        ([Stage(), Stage()], 2, [1, 1]),
-        ([Stage(), Stage()], 16, [8, 8]),
-        ([Stage(), Stage()], 1, [1, 1]),
-        ([Stage(replicas=2), Stage(threads=5)], 12, [4, 5]),
-    ],
-)
-def test_threads_not_given_share_the_cores(stages: list[Stage], cores: int, expected: list[int]) -> None:
-    conf = conf_of(*stages)
-    assert [config.threads(conf, stage, cores) for stage in conf.stages] == expected
+@pytest.mark.parametrize(("stage", "expected"), [(Stage(), 16), (Stage(threads=5), 5)])
+def test_threads_not_given_are_all_cores(stage: Stage, expected: int) -> None:
+    assert config.threads(conf_of(stage, Stage()), stage, 16) == expected
 
 
 def test_a_conf_cannot_be_changed_by_those_who_read_it() -> None:

@@ -13,8 +13,7 @@ import psutil
 import pytest
 from zrt.runtime import demo
 from zrt.runtime.errors import ZrtError
-
-STEPS = list[tuple[int, int, str]]
+from zrt.runtime.fetching import ignore
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_a_file_that_does_not_convert_is_an_error_with_its_last_words(tmp_path: 
     gguf = tmp_path / "broken.gguf"
     gguf.write_bytes(b"GGUF but not really")
     with pytest.raises(ZrtError, match=r"converting smollm2-135m failed with exit 1: .+"):
-        demo._convert(gguf, tmp_path / "out", demo.ignore)
+        demo._convert(gguf, tmp_path / "out", ignore)
 
 
 @pytest.mark.usefixtures("no_index")
@@ -119,10 +118,10 @@ def test_who_comes_second_waits_for_the_first(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     waits = threading.Event()
     found: list[Path] = []
-    steps: STEPS = []
+    steps: list[tuple[int, int, str]] = []
 
-    def progress(*step: object) -> None:
-        steps.append(step)  # type: ignore[arg-type]
+    def progress(done: int, total: int, what: str) -> None:
+        steps.append((done, total, what))
         waits.set()
 
     with (tmp_path / "models" / "smollm2-135m.lock").open("w") as lock:
