@@ -59,7 +59,8 @@ def cluster(folder: Path, stages: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as home:
         conf = Path(home) / "bench.toml"
         conf.write_text(
-            f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ncontext = 2048\n' + "[[stage]]\n" * stages
+            f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ncontext = 2048\n'
+            + "[[stage]]\n" * stages
         )
         environment = {"ZRT_HOME": home}
         import os
@@ -112,7 +113,10 @@ async def measure(endpoint: str, baseline: Baseline, prompt: list[int], tokens: 
     steps = len(ours[0]["ids"]) - 1
     zrt_ms = [1e3 * one["decode_s"] / steps for one in ours]
     base_ms = [1e3 * one["decode_s"] / steps for one in theirs]
-    compute = [statistics.median(one["compute_ms"][stage] / (steps + 1) for one in ours) for stage in range(len(ours[0]["compute_ms"]))]
+    compute = [
+        statistics.median(one["compute_ms"][stage] / (steps + 1) for one in ours)
+        for stage in range(len(ours[0]["compute_ms"]))
+    ]
     return {
         "tokens": steps + 1,
         "rounds": rounds,

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct
+
 from zrt.runtime.complaints import Complaints
 from zrt.runtime.envelope import Bare, Envelope
 from zrt.runtime.errors import ZrtError

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
 from zrt.runtime.client import Client, Stream
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Finished, Piece, Progress

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 import zmq
+
 from zrt.runtime.errors import Kind, ZrtError
 from zrt.runtime.mailbox import Mailbox
 from zrt.runtime.outbox import Frames
@@ -69,11 +70,6 @@ class Link:
         if self._dealer is None:
             raise self.lost()
         await self._mailbox.room(timeout)
-
-    def poll(self) -> None:
-        """Hand on what has arrived already, now."""
-        if self._dealer is not None:
-            self._mailbox.poll()
 
     def lost(self) -> ZrtError:
         return ZrtError(self.lost_kind, f"no connection to {self.endpoint}")

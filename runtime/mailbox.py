@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 import zmq
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.outbox import BYTES, MESSAGES, Frames, Outbox
 from zrt.runtime.sockets import Socket, descriptor, readable
@@ -160,11 +161,6 @@ class Mailbox:
             outbox.fail(ZrtError("stage_lost", "the peer is gone"))
 
     # ---- reading ----------------------------------------------------------------------------------------------------
-
-    def poll(self) -> None:
-        """Read what has arrived, now; at most a turn's worth."""
-        if not self._closed and not self._reading and self._read(TURN):
-            self._schedule()
 
     def drain(self) -> None:
         """Read all that has arrived, for the last time. Only after the connection is over, so that there is an end to it."""

@@ -4,17 +4,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
 
 log = logging.getLogger(__name__)
 
-WINDOW_S: Final = 1.0
-
 
 class Lateness:
-    """The greatest lateness noted in the last one to two seconds, in seconds."""
+    """The greatest lateness noted in the last one to two windows, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = 1.0) -> None:
+        self._window_s = window_s
         self._since = time.monotonic()
         self._now = 0.0
         self._before = 0.0
@@ -30,8 +28,8 @@ class Lateness:
 
     def _roll(self) -> None:
         age = time.monotonic() - self._since
-        if age >= WINDOW_S:
-            self._before = self._now if age < 2 * WINDOW_S else 0.0
+        if age >= self._window_s:
+            self._before = self._now if age < 2 * self._window_s else 0.0
             self._now = 0.0
             self._since = time.monotonic()
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+
 from zrt.runtime.errors import ZrtError
 
 _RANGE: Final = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 import uvloop
+
 from zrt.runtime.actor import Actor
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lifeline import Lifeline
@@ -26,16 +27,16 @@ def run_actor(make: Callable[[], Actor], lifeline: Lifeline) -> NoReturn:
     It ends when its `ended` is set, or on SIGTERM or SIGINT; a second signal ends it at once. What fails before it is ready is told to
     the parent and raised. Leaving does not wait for threads: a lane may be in the middle of a product that nobody needs any more.
     """
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
             status = runner.run(_live(make(), lifeline))
-    except ZrtError as error:
-        lifeline.failed(error.kind, error.message, error.where)
-        raise
-    except Exception as error:
-        lifeline.failed("internal", f"{type(error).__name__}: {error}")
-        raise
-    leave(status)
+        except ZrtError as error:
+            lifeline.failed(error.kind, error.message, error.where)
+            raise
+        except Exception as error:
+            lifeline.failed("internal", f"{type(error).__name__}: {error}")
+            raise
+        leave(status)
 
 
 def leave(status: int) -> NoReturn:
@@ -64,5 +65,8 @@ async def _live(actor: Actor, lifeline: Lifeline) -> int:
             await actor.stop()
     except TimeoutError:
         log.error("%s did not stop within %g s", actor.name, STOP_S)
-        return 1
-    return 0
+    except Exception:
+        log.exception("%s did not stop in good order", actor.name)
+    else:
+        return 0
+    return 1

@@ -71,6 +71,5 @@ class Questions:
                 question.reply.set_exception(error)
 
     def _expire(self, question: _Question) -> None:
-        question.link.poll()  # a loop that was late may have the reply waiting
         if not question.reply.done():
             question.reply.set_exception(ZrtError("deadline", question.text))

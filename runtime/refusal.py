@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar, get_args
 import msgspec
 from msgspec import Struct
 from msgspec.msgpack import Decoder
+
 from zrt.runtime.errors import Kind, ZrtError
 from zrt.runtime.messages.client import Id
 from zrt.runtime.messages.control import SampledToken

@@ -7,6 +7,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
 from zrt.runtime.messages.client import ActorInfo, Cluster, Finished
 
 

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import zmq
+
 from zrt.runtime.errors import ZrtError
 
 Socket: TypeAlias = "zmq.Socket[bytes]"

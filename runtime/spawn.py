@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lifeline import DEATH_FD, PARENT, READY_FD
 from zrt.runtime.messages.control import Fault

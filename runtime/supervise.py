@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.spawn import Process, Ready
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+
 from zrt.runtime.errors import ZrtError
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 import msgspec
 import tokenizers
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.templates import ChatTemplate
 from zrt.runtime.tokenizer_settings import TokenizerSettings

@@ -1,18 +1,18 @@
 """What waits at a stage, and which of it makes the next turn. Pure: knows neither sockets nor tensors.
 
-A turn takes at most one step a session: decodes (one token) first, then prompt chunks, until the token budget is used up.
-A longer step is cut: its head runs now, its tail keeps its place. Steps of one session never overtake each other.
+A turn serves one slot: all its decodes (one token each), then prompt chunks until their token budget is used up, at most one step a
+session. A longer step is cut: its head runs now, its tail keeps its place. Steps of one session never overtake each other.
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One step that waits: `n` tokens of `key` from `seq_pos` on; `rows` is their input (a tensor, cut along
+    """One step that waits: `n` tokens of `key` from `seq_pos` on, in micro-batch `slot`; `rows` is their input (a tensor, cut along
     its first dimension), `arrived` a monotonic time in seconds.
 
     `origin` is the caller's own note of where the step came from and where its result goes; a cut step's parts share it.
@@ -23,6 +23,7 @@ class Waiting:
     n: int
     rows: Any
     arrived: float
+    slot: int = 0
     origin: Any = None
 
     def cut(self, n: int) -> tuple["Waiting", "Waiting"]:
@@ -33,45 +34,55 @@ class Waiting:
 
 
 class TurnQueue:
-    """The steps that wait, in order of arrival, a queue a session."""
+    """The steps that wait: a queue a session, the sessions of each slot in order of arrival. Slots take turns."""
 
     def __init__(self) -> None:
-        self._queues: dict[Hashable, deque[Waiting]] = {}
+        self._slots: dict[int, dict[Hashable, deque[Waiting]]] = {}  # the slot that was served last stands last
 
     def __len__(self) -> int:
         """Steps waiting."""
-        return sum(map(len, self._queues.values()))
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Waiting]:
-        for queue in self._queues.values():
-            yield from queue
+        for sessions in self._slots.values():
+            for queue in sessions.values():
+                yield from queue
 
     def add(self, step: Waiting) -> None:
-        self._queues.setdefault(step.key, deque()).append(step)
+        self._slots.setdefault(step.slot, {}).setdefault(step.key, deque()).append(step)
 
-    def drop(self, key: Hashable, unless: Callable[[Waiting], bool] = lambda _: False) -> int:
-        """Forget the waiting steps of a session, except those that `unless` keeps; how many went."""
-        queue = self._queues.pop(key, deque())
-        kept = deque(step for step in queue if unless(step))
-        if kept:
-            self._queues[key] = kept
-        return len(queue) - len(kept)
+    def put_back(self, step: Waiting) -> None:
+        """Return a step that could not run: it goes before its session's others."""
+        self._slots.setdefault(step.slot, {}).setdefault(step.key, deque()).appendleft(step)
+
+    def drop(self, key: Hashable) -> int:
+        """Forget the waiting steps of a session; how many there were."""
+        return sum(len(sessions.pop(key, ())) for sessions in self._slots.values())
 
     def take(self, budget: int) -> list[Waiting]:
-        """Remove and return the next turn: at most `budget` tokens (at least 1), one step a session."""
-        fronts = [queue[0] for queue in self._queues.values()]
+        """Remove and return the next turn: every decode of one slot, and at most `budget` tokens of longer steps."""
+        for slot in list(self._slots):
+            sessions = self._slots.pop(slot)
+            if sessions:
+                self._slots[slot] = sessions
+                return self._take_from(sessions, budget)
+        return []
+
+    def _take_from(self, sessions: dict[Hashable, deque[Waiting]], budget: int) -> list[Waiting]:
+        fronts = [queue[0] for queue in sessions.values()]
         fronts.sort(key=lambda step: step.n > 1)  # stable: decodes first, each kind in order of arrival
         turn: list[Waiting] = []
         for step in fronts:
-            if budget == 0:
+            if step.n > 1 and budget == 0:
                 break
-            queue = self._queues.pop(step.key)
+            queue = sessions.pop(step.key)
             queue.popleft()
-            if step.n > budget:
-                step, tail = step.cut(budget)
-                queue.appendleft(tail)
+            if step.n > 1:
+                if step.n > budget:
+                    step, tail = step.cut(budget)
+                    queue.appendleft(tail)
+                budget -= step.n
             if queue:
-                self._queues[step.key] = queue  # behind the others: nobody waits for ever
+                sessions[step.key] = queue  # behind the others: nobody waits for ever
             turn.append(step)
-            budget -= step.n
         return turn

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from typing import Final
 
 import msgspec
+
 from zrt.runtime import running
 from zrt.runtime.actor import Envelope
 from zrt.runtime.asking import Question, answer

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec.msgpack import Decoder, Encoder
+
 from zrt.runtime.codecs import Undecodable, kwaai
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import ClientEvent, ClientRequest

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from zrt.runtime.models import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import zmq
+
 from zrt.runtime.actor import Actor
 from zrt.runtime.messages.control import Address
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, get_args
 
 import msgspec
+
 from zrt.runtime.codecs import Undecodable
 from zrt.runtime.codecs.msgpack import Walker
 from zrt.runtime.messages.inference import InferenceRequest, InferenceResponse, PayloadType, ResponseType

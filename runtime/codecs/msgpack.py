@@ -6,6 +6,7 @@ It never recurses, allocates nothing on the word of a length, and gives up after
 from typing import Final, Literal
 
 import msgspec
+
 from zrt.runtime.codecs import Undecodable
 
 Family = Literal["nil", "bool", "unsigned", "signed", "float", "str", "bin", "array", "map", "ext"]

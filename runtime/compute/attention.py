@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.workspace import Views

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
+
 from zrt.runtime.compute.attention import RaggedAttention
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.kv_cache import KVCache

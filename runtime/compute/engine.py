@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.kv_cache import KVCache
@@ -18,6 +19,7 @@ from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.weights import RandomCheckpoint, open_checkpoint
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.control import Assignment
 from zrt.runtime.tensors import DTYPES, dtype_name
 
 
@@ -71,27 +73,29 @@ class Engine:
     def load(
         cls,
         folder: Path,
-        weights: str,
-        blocks: tuple[int, int],
+        assignment: Assignment,
         *,
-        num_blocks: int,
-        dtype: str,
         device: str,
-        kv_bytes: int,
-        context: int,
-        sessions: int,
         progress: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> "Engine":
-        """Read the shard of `blocks` (inclusive, global) and allocate its KV pool. ZrtError: bad_model, unsupported, cancelled."""
+        """Read the assignment's shard from `folder` and allocate its KV pool. ZrtError: bad_model, unsupported, insufficient_memory, cancelled."""
         spec = read_spec(folder)
-        if spec.num_blocks != num_blocks:
-            raise ZrtError("bad_model", f"{folder} has {spec.num_blocks} blocks here, {num_blocks} at the coordinator")
-        source = RandomCheckpoint(spec) if weights == "random" else open_checkpoint(folder)
-        shard = Shard.load(
-            spec, source, blocks, dtype=DTYPES[dtype], device=device, progress=progress, cancelled=cancelled
+        if spec.num_blocks != assignment.num_blocks:
+            there = assignment.num_blocks
+            raise ZrtError("bad_model", f"{folder} has {spec.num_blocks} blocks here, {there} at the coordinator")
+        source = RandomCheckpoint(spec) if assignment.weights == "random" else open_checkpoint(folder)
+        blocks = (assignment.first, assignment.last)
+        dtype = DTYPES[assignment.dtype]
+        shard = Shard.load(spec, source, blocks, dtype=dtype, device=device, progress=progress, cancelled=cancelled)
+        cache = KVCache(
+            spec,
+            blocks,
+            dtype=dtype,
+            budget=assignment.kv_bytes,
+            context=assignment.context,
+            sessions=assignment.sessions,
         )
-        cache = KVCache(spec, blocks, dtype=DTYPES[dtype], budget=kv_bytes, context=context, sessions=sessions)
         return cls(shard, cache)
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
+
 from zrt.runtime.errors import ZrtError
 
 HEADER_BYTES_MAX: Final = 100_000_000  # the format's own limit

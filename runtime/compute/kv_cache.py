@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
 from zrt.runtime.compute.pages import PagePool, PoolStats
 from zrt.runtime.compute.spec import ModelSpec

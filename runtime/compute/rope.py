@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+
 from zrt.runtime.compute.spec import ModelSpec
 
 

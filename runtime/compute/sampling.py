@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+
 from zrt.runtime.errors import ZrtError
 
 SEED_MAX: Final = 2**64 - 1

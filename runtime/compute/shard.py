@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
 from zrt.runtime.compute.layout import EMBEDDING, FINAL_NORM, HEAD, block_name, block_shapes, end_shapes, shard_bytes
 from zrt.runtime.compute.linear import DenseLinear, Linear
 from zrt.runtime.compute.spec import ModelSpec

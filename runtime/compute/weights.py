@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import torch
 from torch import Tensor
+
 from zrt.runtime.compute.headers import TensorEntry, open_file, read_header, read_index
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+
 from zrt.runtime.compute.spec import ModelSpec
 
 VIEWS_KEPT: Final = 64

@@ -17,6 +17,7 @@ A request that fails ends with one `error` event. Absent fields take the default
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+
 from zrt.runtime.messages.control import ActorState, KvStats, snake
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]

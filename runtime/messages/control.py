@@ -7,6 +7,7 @@ sessions to run (`Open`, `Credit`, `Close`); steps themselves are `InferenceRequ
 from typing import Literal
 
 from msgspec import Struct
+
 from zrt.runtime.messages.header import U32, U64, HopTime
 
 ActorKind = Literal["coordinator", "block_server", "supervisor"]

@@ -11,6 +11,7 @@ Between zrt actors one message carries a whole turn's results: the header's step
 from typing import Literal
 
 from msgspec import Struct
+
 from zrt.runtime.messages.header import U32, U64
 
 PayloadType = Literal["token_ids", "hidden_states"]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest_asyncio
 import uvloop
 from peers import Start
+
 from zrt.runtime.actor import Actor
 
 

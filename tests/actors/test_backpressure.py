@@ -8,6 +8,7 @@ import pytest
 import zmq
 from peers import PATIENCE_S, Start, raw, until
 from stalls import StallMeter
+
 from zrt.runtime import outbox
 from zrt.runtime.actor import Actor, Bare
 from zrt.runtime.errors import ZrtError
@@ -126,7 +127,10 @@ async def test_a_client_that_does_not_read_is_refused_and_others_are_served(star
         assert actor.reply_bare(bares[b"keen"], b"hello")
         assert await asyncio.to_thread(keen.recv) == b"hello"
 
-        reading = asyncio.create_task(asyncio.to_thread(lambda: [int(deaf.recv().rstrip(b"\0")) for _ in range(taken)]))
+        def read_all() -> list[int]:
+            return [int(deaf.recv().rstrip(b"\0")) for _ in range(taken)]
+
+        reading = asyncio.create_task(asyncio.to_thread(read_all))
         await actor.room(bares[b"deaf"].peer, timeout=PATIENCE_S)
         assert await reading == list(range(taken))
         await until(lambda: not actor._mailbox._outboxes)  # nothing is kept for a client that has everything

@@ -9,6 +9,7 @@ import pytest
 import torch
 from peers import PATIENCE_S, Start, until
 from stalls import EmptyLoop, StallMeter
+
 from zrt.runtime.actor import Actor
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from peers import PATIENCE_S, Start, until
+
 from zrt.runtime.actor import Actor, Envelope
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Close, Control, Credit, Done, Shutdown
@@ -167,7 +168,7 @@ async def test_something_periodic_goes_on_after_it_failed(start: Start) -> None:
     assert times == seen
 
 
-async def test_a_loop_that_was_held_up_knows_by_how_much_for_a_second_or_two(start: Start) -> None:
+async def test_a_loop_that_was_held_up_knows_by_how_much(start: Start) -> None:
     actor = await start(Actor("a"))
     calls = 0
 
@@ -179,18 +180,18 @@ async def test_a_loop_that_was_held_up_knows_by_how_much_for_a_second_or_two(sta
     time.sleep(0.4)  # noqa: ASYNC251
     await until(lambda: calls >= 1)
     assert actor.lag_ms >= 300
-    missed = calls
-    assert missed == 1  # what was missed is not made up for
-    held_up = actor.lag_ms
-    await until(lambda: actor.lag_ms < held_up)
+    assert calls == 1  # what was missed is not made up for
 
 
-async def test_lateness_is_that_of_the_last_one_to_two_seconds() -> None:
-    lateness = Lateness()
+async def test_lateness_is_the_worst_of_the_last_one_to_two_windows() -> None:
+    lateness = Lateness(window_s=0.1)
     lateness.note(0.5)
     lateness.note(0.2)
     assert lateness.seconds == 0.5
     await until(lambda: lateness.seconds == 0.0)
+    await asyncio.sleep(0.3)
+    lateness.note(0.1)
+    assert lateness.seconds == 0.1
 
 
 async def test_a_periodic_keeps_its_pace() -> None:

@@ -11,6 +11,7 @@ from contextlib import closing
 import pytest
 import pytest_asyncio
 from peers import PATIENCE_S, Start, elsewhere, until
+
 from zrt.runtime import member as member_module
 from zrt.runtime.actor import Actor, Answer, Envelope
 from zrt.runtime.errors import ZrtError

@@ -12,6 +12,7 @@ from itertools import count
 import pytest
 import zmq
 from peers import PATIENCE_S, Start, raw, until
+
 from zrt.runtime.actor import Actor, Answer, Envelope
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.link import Link

@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 import pytest_asyncio
 import zmq
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.sockets import Sockets, split_endpoint
 

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import socket
+import time
 from contextlib import closing
 
 import msgspec
 import pytest
 import zmq
 from peers import PATIENCE_S, Start, raw, until
+
 from zrt.runtime.actor import Actor, Bare
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Close, Done, Failed, Shutdown
@@ -18,7 +20,11 @@ from zrt.runtime.wire import decode, encode
 
 async def _echo(start: Start, **options: int) -> Actor:
     actor = await start(Actor("a", **options))  # type: ignore[arg-type]
-    actor.handle_bare(lambda bare: actor.reply_bare(bare, bytes(bare.frame) + b"!") and None)
+
+    def exclaim(bare: Bare) -> None:
+        assert actor.reply_bare(bare, bytes(bare.frame) + b"!")
+
+    actor.handle_bare(exclaim)
     actor.handle(Shutdown, lambda envelope: Done())
     return actor
 
@@ -176,6 +182,22 @@ async def test_a_frame_over_the_limit_ends_that_connection_alone(start: Start) -
         assert await asyncio.to_thread(other.recv) == b"b!"
         client.disable_monitor()
         monitor.close()
+
+
+async def test_a_reply_to_one_client_does_not_swallow_the_message_of_another(start: Start) -> None:
+    """libzmq tells of an arrival once, and any call on the socket may take note of it."""
+    actor = await start(Actor("a"))
+    got: list[Bare] = []
+    actor.handle_bare(got.append)
+    with raw(zmq.DEALER) as first, raw(zmq.DEALER) as second:
+        for client in (first, second):
+            client.connect(actor.endpoint)
+            client.send(b"hello")
+        await until(lambda: len(got) == 2)
+        second.send(b"news")
+        time.sleep(0.2)  # noqa: ASYNC251  it arrives meanwhile
+        assert actor.reply_bare(got[0], b"hello")
+        await until(lambda: len(got) == 3)
 
 
 @pytest.mark.parametrize(

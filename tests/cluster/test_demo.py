@@ -11,6 +11,7 @@ import torch
 from clusters import cluster_file
 from running import Running, running
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from zrt.runtime.compute.layout import shard_bytes
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import parse

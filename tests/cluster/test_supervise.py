@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from peers import PATIENCE_S, until
+
 from zrt.runtime.actor import Actor
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lifeline import DEATH_FD, PARENT

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.kv_cache import KVCache

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.errors import ZrtError

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.layout import kv_token_bytes
 from zrt.runtime.compute.pages import PagePool

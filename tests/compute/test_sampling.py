@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
 from zrt.runtime.compute.sampling import SamplingOptions, restrict, sample, uniform
 from zrt.runtime.errors import ZrtError
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
 from zrt.runtime.compute.spec import ModelSpec, read_spec, spec_from_config
 from zrt.runtime.errors import ZrtError
 

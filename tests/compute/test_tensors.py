@@ -4,6 +4,7 @@ import struct
 
 import pytest
 import torch
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.tensors import DTYPES, dtype_name, from_bytes, to_bytes
 

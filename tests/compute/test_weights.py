@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes, shard_bytes
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import read_spec

@@ -40,7 +40,7 @@ async def through_stages(
     """The cluster's greedy ids, and the logits as the last stage's lane computed them after real hops."""
     async with local_cluster(folder, stages, model_dtype=dtype) as cluster:
         seen: list[Tensor] = []
-        engine = cluster.servers[-1].engine
+        engine = cluster.servers[-1].turns.engine
         assert engine is not None
         forward = engine._decoder.forward
 

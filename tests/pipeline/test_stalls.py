@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from clusters import cluster_file, make_coordinator, make_server, until_ready
 from stalls import EmptyLoop, StallMeter
+
 from zrt.runtime.client import Client
 from zrt.runtime.config import parse
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from clusters import Local, local_cluster
+
 from zrt.actors.block_server import BlockServer
 from zrt.runtime.actor import Actor, Envelope
 from zrt.runtime.errors import ZrtError
@@ -121,13 +122,13 @@ async def test_a_gap_is_told_with_what_is_held(hub: Hub, opened: bool, seq_pos: 
 
 async def test_an_older_epoch_is_dropped_and_counted(hub: Hub) -> None:
     await hub.open(1, 5, credit=6)
-    before = hub.server.tally.dropped_stale
+    before = hub.server.turns.tally.dropped_stale
     hub.step(1, 4, 0, PROMPT)
     hub.actor.tell(hub.server.address, Credit(1, 4, 100))
     with pytest.raises(ZrtError) as caught:
         await hub.open(1, 4)
     assert caught.value.kind == "cancelled"
-    assert hub.server.tally.dropped_stale == before + 3
+    assert hub.server.turns.tally.dropped_stale == before + 3
     hub.step(1, 5, 0, PROMPT)
     assert (await hub.sampled())[0] == 5
 
@@ -136,14 +137,14 @@ async def test_close_frees_the_pages_and_steps_after_it_find_a_gap(hub: Hub) -> 
     await hub.open(1, 1, credit=6)
     hub.step(1, 1, 0, PROMPT)
     await hub.sampled()
-    engine = hub.server.engine
+    engine = hub.server.turns.engine
     assert engine is not None
     assert engine.stats().used == 1
     await hub.actor.ask(hub.server.address, Close(1, 1), timeout=WAIT_S)
     hub.step(1, 1, 5, [4])
     failed = await hub.next()
     assert isinstance(failed, StepFailed)
-    assert await hub.server.lane.run(lambda: engine.stats().used) == 0
+    assert await hub.server.turns.lane.run(lambda: engine.stats().used) == 0
 
 
 async def test_one_bad_step_fails_alone(hub: Hub) -> None:

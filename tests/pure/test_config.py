@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from zrt.runtime import config
 from zrt.runtime.config import Cluster, Conf, Kv, Limits, Model, Stage
 from zrt.runtime.errors import ZrtError

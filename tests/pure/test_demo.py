@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from zrt.runtime import demo
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.fetching import ignore

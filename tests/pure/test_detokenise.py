@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from zrt.runtime.detokenise import WINDOW, CleanUp, Detokeniser
 from zrt.runtime.text import Tokenizer, clean_up
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from zrt.runtime import hub
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models import home, resolve

@@ -6,6 +6,7 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks, Wish, plan
 

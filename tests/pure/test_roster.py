@@ -1,6 +1,7 @@
 """Who holds what, and which way a session goes."""
 
 import pytest
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Beat, Fault, Load, LoadProgress, Register, StateChanged
 from zrt.runtime.roster import Roster, seats

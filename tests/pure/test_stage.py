@@ -1,6 +1,7 @@
 """Where a stage's results go, and how far a ring runs on its credit."""
 
 import pytest
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Open
 from zrt.runtime.messages.header import HopTime, Step

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.stops import StopMatcher
 

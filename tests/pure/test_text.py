@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.templates import ChatTemplate
 from zrt.runtime.text import GenerationDefaults, Tokenizer, eos_ids, generation_defaults

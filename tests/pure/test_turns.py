@@ -2,24 +2,25 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from zrt.runtime.turns import TurnQueue, Waiting
 
 
-def step(key: int, seq_pos: int, n: int) -> Waiting:
-    return Waiting(key, seq_pos, n, list(range(seq_pos, seq_pos + n)), 0.0)
+def step(key: int, seq_pos: int, n: int, slot: int = 0) -> Waiting:
+    return Waiting(key, seq_pos, n, list(range(seq_pos, seq_pos + n)), 0.0, slot)
 
 
 def taken(queue: TurnQueue, budget: int) -> list[tuple[object, int, int]]:
     return [(s.key, s.seq_pos, s.n) for s in queue.take(budget)]
 
 
-def test_decodes_go_before_prompts() -> None:
+def test_decodes_go_before_prompts_and_cost_no_budget() -> None:
     queue = TurnQueue()
     for waiting in (step(1, 0, 10), step(2, 5, 1), step(3, 7, 1)):
         queue.add(waiting)
-    assert taken(queue, 8) == [(2, 5, 1), (3, 7, 1), (1, 0, 6)]
-    assert taken(queue, 8) == [(1, 6, 4)]
-    assert taken(queue, 8) == []
+    assert taken(queue, 6) == [(2, 5, 1), (3, 7, 1), (1, 0, 6)]
+    assert taken(queue, 6) == [(1, 6, 4)]
+    assert taken(queue, 6) == []
 
 
 def test_one_step_a_session_in_its_own_order() -> None:
@@ -39,6 +40,29 @@ def test_a_long_prompt_does_not_starve_another() -> None:
     assert taken(queue, 10) == [(1, 10, 10)]
 
 
+def test_slots_take_turns() -> None:
+    queue = TurnQueue()
+    for key in range(4):
+        queue.add(step(key, 0, 1, slot=key % 2))
+        queue.add(step(key, 1, 1, slot=key % 2))
+    assert [taken(queue, 8) for _ in range(5)] == [
+        [(0, 0, 1), (2, 0, 1)],
+        [(1, 0, 1), (3, 0, 1)],
+        [(0, 1, 1), (2, 1, 1)],
+        [(1, 1, 1), (3, 1, 1)],
+        [],
+    ]
+
+
+def test_a_step_put_back_goes_before_its_sessions_others() -> None:
+    queue = TurnQueue()
+    queue.add(step(1, 0, 1))
+    queue.add(step(1, 1, 1))
+    (first,) = queue.take(8)
+    queue.put_back(first)
+    assert taken(queue, 8) == [(1, 0, 1)]
+
+
 def test_drop_forgets_a_session_alone() -> None:
     queue = TurnQueue()
     queue.add(step(1, 0, 4))
@@ -47,27 +71,44 @@ def test_drop_forgets_a_session_alone() -> None:
     assert queue.drop(1) == 2
     assert queue.drop(1) == 0
     assert len(queue) == 1
-    assert queue.drop(2, unless=lambda waiting: waiting.seq_pos == 0) == 0
     assert taken(queue, 8) == [(2, 0, 4)]
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=30), st.integers(1, 50))
-def test_every_token_runs_once_in_order_within_the_budget(steps: list[tuple[int, int]], budget: int) -> None:
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=30), st.integers(1, 50), st.integers(1, 3))
+def test_every_token_runs_once_in_order_within_the_budget(
+    steps: list[tuple[int, int]], budget: int, slots: int
+) -> None:
     queue = TurnQueue()
     ends: dict[int, int] = {}
     for key, n in steps:
-        queue.add(step(key, ends.get(key, 0), n))
+        queue.add(step(key, ends.get(key, 0), n, key % slots))
         ends[key] = ends.get(key, 0) + n
     ran: dict[object, int] = dict.fromkeys(ends, 0)
+    served: list[int] = []
     for _ in range(sum(ends.values()) + 1):
         turn = queue.take(budget)
         if not turn:
             break
-        assert sum(s.n for s in turn) <= budget
+        assert sum(s.n for s in turn if s.n > 1) <= budget
         assert len({s.key for s in turn}) == len(turn)
+        assert len({s.slot for s in turn}) == 1
+        served.append(turn[0].slot)
         for s in turn:
             assert s.seq_pos == ran[s.key]
             assert s.rows == list(range(s.seq_pos, s.seq_pos + s.n))
             ran[s.key] += s.n
     assert ran == ends
     assert len(queue) == 0
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40))
+def test_no_slot_is_served_twice_while_another_waits(slots: list[int]) -> None:
+    queue = TurnQueue()
+    for key, slot in enumerate(slots):
+        queue.add(step(key, 0, 40, slot))
+    last = None
+    while turn := queue.take(7):
+        waiting = {s.slot for s in queue}
+        if turn[0].slot == last:
+            assert waiting <= {last}
+        last = turn[0].slot

@@ -3,6 +3,7 @@
 import mmap
 
 import pytest
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.inference import InferenceRequest, InferenceResponse
 from zrt.runtime.wire import (

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Accepted, Generate, Status
 from zrt.runtime.wire import MAX_CLIENT_FRAME, WireError, decode_client, decode_event, encode_client, encode_event

@@ -5,6 +5,7 @@ import mmap
 import msgspec
 import pytest
 import zmq
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Done, Opened, Sampled
 from zrt.runtime.messages.header import PROTOCOL, Header, HopTime, Step

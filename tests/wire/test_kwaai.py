@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from zrt.runtime.codecs import Undecodable, kwaai
 from zrt.runtime.codecs.msgpack import MAX_DEPTH, MAX_VALUES
 from zrt.runtime.errors import ZrtError

@@ -8,6 +8,7 @@ import msgspec.inspect as shape_of
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from zrt.runtime.codecs import Undecodable, kwaai
 from zrt.runtime.errors import KINDS
 from zrt.runtime.messages.client import ClientEvent, ClientRequest, Error

@@ -1,0 +1,121 @@
+"""A block server's loop of turns: take what waits, run it as one forward in the lane, hand the results on."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+
+from zrt.runtime.compute.engine import Engine, Outcome, TurnResult, Work
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.lane import Lane
+from zrt.runtime.messages.control import KvStats, Load
+from zrt.runtime.pace import Pace
+from zrt.runtime.turns import TurnQueue, Waiting
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn that ran: its steps, what became of each, and its clock (`started` monotonic seconds, `spent_us` in the lane)."""
+
+    engine: Engine
+    steps: list[Waiting]
+    result: TurnResult
+    started: float
+    spent_us: int
+
+
+class TurnLoop:
+    """The queue of steps and the lane. `work` says how a waiting step is to be run, `deliver` gets each turn's results.
+
+    The engine is the lane's: whatever touches it goes through `in_lane`, between turns.
+    """
+
+    def __init__(
+        self, name: str, *, work: Callable[[Engine, Waiting], Work], deliver: Callable[[Turn], Awaitable[None]]
+    ) -> None:
+        self.tally = Load()
+        self.engine: Engine | None = None
+        self.lane = Lane(name)
+        self._work = work
+        self._deliver = deliver
+        self._queue = TurnQueue()
+        self._parked: dict[Hashable, list[Waiting]] = {}
+        self._pace = Pace(1)
+        self._wake = asyncio.Event()
+
+    def take_engine(self, engine: Engine | None, chunk: int) -> None:
+        """Serve this engine from now on; what waits for another is dropped. `chunk` is the most prompt tokens of a turn."""
+        self.engine = engine
+        self._queue = TurnQueue()
+        self._parked.clear()
+        self._pace = Pace(chunk)
+
+    def add(self, step: Waiting) -> None:
+        self._queue.add(step)
+        self._wake.set()
+
+    def park(self, step: Waiting) -> None:
+        """Keep a step that found no KV page, until some come back."""
+        self._parked.setdefault(step.key, []).append(step)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget the session's steps; they are counted as stale."""
+        self.tally.dropped_stale += self._queue.drop(key) + len(self._parked.pop(key, ()))
+
+    async def release(self, key: Hashable) -> None:
+        """Free the session's KV; parked steps are tried again with what came back."""
+        self.drop(key)
+        engine = self.engine
+        if engine is None:
+            return
+        await self.lane.run(engine.close, key)
+        for steps in self._parked.values():
+            for step in reversed(steps):
+                self._queue.put_back(step)
+        self._parked.clear()
+        self._wake.set()
+
+    def load(self) -> Load:
+        """The counters, with what is the case now."""
+        load = self.tally
+        load.waiting = len(self._queue) + sum(map(len, self._parked.values()))
+        if self.engine is not None:
+            stats = self.engine.stats()
+            load.kv = KvStats(stats.free, stats.cached, stats.used, stats.total, stats.page_tokens)
+        return load
+
+    async def run(self) -> None:
+        """For as long as the actor lives."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while (engine := self.engine) is not None:
+                steps = self._queue.take(self._pace.budget(time.monotonic()))
+                if not steps:
+                    break
+                await self._turn(engine, steps)
+
+    async def _turn(self, engine: Engine, steps: list[Waiting]) -> None:
+        works = [self._work(engine, step) for step in steps]
+        started = time.monotonic()
+        try:
+            result = await self.lane.run(engine.turn, works)
+        except (
+            Exception
+        ) as error:  # whatever a forward raises is its sessions' fault or ours, never the end of the others
+            log.exception("a turn of %d steps failed", len(steps))
+            fault = error if isinstance(error, ZrtError) else ZrtError("internal", f"a turn failed: {error!r}")
+            result = TurnResult([Outcome(0, fault) for _ in steps], None)
+        ended = time.monotonic()
+        prompts = sum(step.n for step in steps if step.n > 1)
+        decodes = sum(1 for step in steps if step.n == 1)
+        self._pace.observe(ended, decodes, prompts, ended - started)
+        turn = Turn(engine, steps, result, started, int((ended - started) * 1e6))
+        self.tally.turns += 1
+        self.tally.steps += len(steps)
+        self.tally.tokens += prompts + decodes
+        self.tally.busy_us += turn.spent_us
+        await self._deliver(turn)

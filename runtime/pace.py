@@ -1,0 +1,44 @@
+"""How many prompt tokens a turn may carry: as many as it likes while nobody decodes, else so few that decodes keep their pace. Pure."""
+
+from typing import Final
+
+STRETCH: Final = 3.0
+"""A turn with a prompt chunk may take so many times as long as one without."""
+LEAST: Final = 16
+"""Prompt tokens a turn may always carry: a prompt must get on, and fewer rows cost hardly less."""
+MEMORY: Final = 0.2
+"""Weight of the newest measurement."""
+QUIET_S: Final = 1.0
+"""After so long without a decode, nobody waits for one."""
+
+
+class Pace:
+    """Learns from each turn what a decode turn and a prompt token cost; `most` tokens is the upper bound. Times in seconds."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._decode_s = 0.0
+        self._token_s = 0.0
+        self._decoded = float("-inf")
+
+    def observe(self, now: float, decodes: int, prompt_tokens: int, seconds: float) -> None:
+        """A turn ended at `now`, having run so many decodes and prompt tokens in `seconds`."""
+        if decodes:
+            self._decoded = now
+        if decodes and not prompt_tokens:
+            self._decode_s = _blend(self._decode_s, seconds)
+        elif prompt_tokens:
+            spent = max(0.0, seconds - (self._decode_s if decodes else 0.0))
+            self._token_s = _blend(self._token_s, spent / prompt_tokens)
+
+    def budget(self, now: float) -> int:
+        """Prompt tokens the next turn may carry."""
+        if now - self._decoded > QUIET_S:
+            return self._most
+        if not self._decode_s or not self._token_s:
+            return min(LEAST, self._most)
+        return max(min(LEAST, self._most), min(self._most, int((STRETCH - 1) * self._decode_s / self._token_s)))
+
+
+def _blend(old: float, new: float) -> float:
+    return new if not old else (1 - MEMORY) * old + MEMORY * new

@@ -1,0 +1,36 @@
+"""How many prompt tokens a turn carries."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zrt.runtime.pace import LEAST, QUIET_S, STRETCH, Pace
+
+
+def test_nobody_decodes_so_a_prompt_takes_all_it_may() -> None:
+    pace = Pace(512)
+    assert pace.budget(0.0) == 512
+    pace.observe(1.0, 0, 512, 1.5)
+    assert pace.budget(1.0) == 512
+
+
+def test_while_somebody_decodes_the_measured_costs_decide() -> None:
+    pace = Pace(512)
+    pace.observe(1.0, 4, 0, 0.040)
+    assert pace.budget(1.0) == LEAST
+    pace.observe(1.1, 4, 16, 0.072)  # 2 ms a prompt token
+    assert pace.budget(1.1) == (STRETCH - 1) * 20
+
+
+def test_after_a_while_without_decodes_the_bound_is_lifted() -> None:
+    pace = Pace(512)
+    pace.observe(1.0, 4, 0, 0.040)
+    assert pace.budget(1.0 + QUIET_S) == LEAST
+    assert pace.budget(1.1 + QUIET_S) == 512
+
+
+@given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 512), st.floats(0, 10)), max_size=50), st.integers(1, 512))
+def test_a_prompt_always_gets_on_and_never_beyond_the_bound(turns: list[tuple[int, int, float]], most: int) -> None:
+    pace = Pace(most)
+    for now, turn in enumerate(turns):
+        pace.observe(float(now), *turn)
+        assert min(LEAST, most) <= pace.budget(float(now)) <= most
