@@ -15,6 +15,7 @@ from pathlib import Path
 
 from zrt.actors.generations import Generations
 from zrt.runtime.actor import Actor, Bare, Envelope
+from zrt.runtime.admission import Admission
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.config import Conf
@@ -76,14 +77,22 @@ class Coordinator(Actor):
         self.roster = Roster(self._seats())
         self.serials = count(time.time_ns())
         self.template = self._template(folder)
+        admission = Admission(
+            capacity=self._capacity(),
+            page_tokens=PAGE_TOKENS,
+            sessions=conf.limits.sessions,
+            queue=conf.limits.queue,
+            slots=self.roster.num_stages,
+        )
         self.generations = Generations(
             self,
             self.roster,
             prompts,
-            sessions=conf.limits.sessions,
-            queue=conf.limits.queue,
-            capacity=self._capacity(),
-            page=PAGE_TOKENS,
+            admission,
+            model=f"{folder} {conf.model.weights} {conf.model.dtype}",
+            page_tokens=PAGE_TOKENS,
+            lease_s=conf.limits.lease_s,
+            idle_s=conf.limits.idle_s,
         )
         self._subscribers: dict[tuple[bytes, str], Bare] = {}
         self._changed = asyncio.Event()
@@ -235,7 +244,7 @@ class Coordinator(Actor):
                 if supervisor is not entry:
                     self.tell(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
             self._gone(entry.address.name, entry.address.incarnation)
-        self.generations.keep_alive()
+        self.generations.tend()
         self._changed.set()
 
     # ---- clients ------------------------------------------------------------------------------------------------

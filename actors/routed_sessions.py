@@ -111,7 +111,7 @@ class RoutedSessions:
         if session is None or session.epoch != message.epoch:
             self._loop.tally.dropped_stale += 1
             return
-        freed = session.grant(message.upto)
+        freed = session.grant(message.upto, message.slot)
         if freed is not None:
             token, step = freed
             self._send_tokens(session.next, [(step, token)])

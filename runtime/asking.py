@@ -1,16 +1,22 @@
 """The commands that talk to a running cluster: ask once, chat, status, cancel, down."""
 
 import asyncio
+import os
+import signal
 import sys
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import msgspec
 
-from zrt.runtime.client import Client, Stream
+from zrt.runtime import running
+from zrt.runtime.client import DOWN_S, Client, Stream
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.foreground import Foreground, say
 from zrt.runtime.messages.client import Finished, Piece, Progress
-from zrt.runtime.show import cluster_table, figures
+from zrt.runtime.show import Notice, cluster_table, figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,28 @@ class Question:
     sampling: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Answer:
+    """What has come of an answer so far."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> str:
+        """What to show of it: its text, or its ids where the model has no tokenizer and so no text ever comes."""
+        self.text += piece.text
+        self.token_ids += piece.token_ids
+        return piece.text if self.text else "".join(f"{token} " for token in piece.token_ids)
+
+    def json(self, **rest: object) -> str:
+        return as_json(text=self.text, token_ids=self.token_ids, **rest)
+
+
+def as_json(**fields: object) -> str:
+    """One JSON object, in one line."""
+    return msgspec.json.encode(fields).decode()
+
+
 async def ask_once(endpoint: str | None, question: Question) -> int:
     """Connect, ask, print the answer."""
     async with Client(endpoint) as client:
@@ -31,34 +59,48 @@ async def ask_once(endpoint: str | None, question: Question) -> int:
 
 
 async def answer(client: Client, question: Question) -> int:
-    """Stream one answer to stdout (text, or the ids of a model without a tokenizer), its figures to stderr."""
+    """Stream one answer to stdout (text, or the ids of a model without a tokenizer), its figures to stderr. The exit status.
+
+    With `question.json` stdout gets one object instead, also when the answer breaks off: then with `error`.
+    """
     stream = client.generate(question.prompt, token_ids=question.token_ids, raw=question.raw, **question.sampling)
-    text, ids = [], []
+    got = Answer()
     try:
-        async for piece in stream:
-            text.append(piece.text)
-            ids += piece.token_ids
-            if not question.json:
-                print(_shown(piece, question), end="", flush=True)
+        async with aclosing(stream):
+            finished = await _follow(stream, got, show=not question.json)
+        if finished.reason == "cancelled":
+            raise ZrtError("cancelled", "the session was ended by another command")
     except ZrtError as error:
         if question.json:
-            print(_json(text, ids, {"finish_reason": "error", "error": {"kind": error.kind, "message": error.message}}))
-        elif text:
-            print()
-        raise
-    finished = stream.finished
+            print(got.json(finish_reason="error", error={"kind": error.kind, "message": error.message}), flush=True)
+        say(f"zrt: {error}")
+        return 1
     if question.json:
-        print(_json(text, ids, _summary(finished)))
+        print(got.json(**_summary(finished)), flush=True)
     else:
-        print()
-        print(figures(finished), file=sys.stderr)
+        say(figures(finished))
     return 0
 
 
-def _shown(piece: Piece, question: Question) -> str:
-    if piece.text or question.token_ids is None:
-        return piece.text
-    return "".join(f"{token} " for token in piece.token_ids)
+async def _follow(stream: Stream, got: Answer, *, show: bool) -> Finished:
+    """Take a generation in until it has finished; with `show`, print it on the way."""
+    notice = Notice()
+    try:
+        while True:
+            match await stream.next_event():
+                case Progress() as progress:
+                    notice.progress(progress)
+                case Piece() as piece:
+                    shown = got.add(piece)
+                    if show:
+                        notice.text()
+                        print(shown, end="", flush=True)
+                case Finished() as finished:
+                    return finished
+    finally:
+        notice.text()
+        if show and got.token_ids:
+            print(flush=True)
 
 
 def _summary(finished: Finished) -> dict[str, Any]:
@@ -72,46 +114,77 @@ def _summary(finished: Finished) -> dict[str, Any]:
     }
 
 
-def _json(text: list[str], ids: list[int], rest: dict[str, Any]) -> str:
-    return msgspec.json.encode({"text": "".join(text), "token_ids": ids, **rest}).decode()
+def chat(endpoint: str | None, sampling: dict[str, Any]) -> int:
+    """Ask, answer, ask again, with the whole talk as context, until the input ends. The exit status: 1 if an answer failed.
 
-
-async def chat(endpoint: str | None, sampling: dict[str, Any]) -> int:
-    """Ask, answer, ask again, with the whole talk as context; an empty line or end of input ends it. Ctrl-C ends an answer."""
+    Ctrl-C ends the answer that is being given; between answers, the talk. The loop stands still while a line is awaited: nothing is open then.
+    """
     messages: list[dict[str, str]] = []
-    async with Client(endpoint) as client:
-        while text := await _line():
-            messages.append({"role": "user", "content": text})
-            stream = client.generate(messages=messages, **sampling)
-            reply = await _print_answer(stream)
-            messages.append({"role": "assistant", "content": reply})
-    return 0
+    failed = False
+    with Foreground() as foreground:
+        client = Client(endpoint)
+        foreground.run(client.__aenter__)
+        try:
+            while (text := _line()) is not None:
+                if not text:
+                    continue
+                messages.append({"role": "user", "content": text})
+                try:
+                    reply = foreground.run(lambda: _reply(client, messages, sampling))
+                except ZrtError as error:
+                    if error.kind == "coordinator_lost":
+                        raise
+                    say(f"zrt: {error}")
+                    reply, failed = "", True
+                if reply:
+                    messages.append({"role": "assistant", "content": reply})
+                else:
+                    messages.pop()
+        finally:
+            foreground.run(lambda: client.__aexit__(None, None, None))
+    return int(failed)
 
 
-async def _line() -> str:
-    """A line from the terminal, without blocking the loop: the client must go on hearing its cluster."""
-    prompt = "> " if sys.stdin.isatty() else ""
+def _line() -> str | None:
+    """The next line of the talk; None at its end."""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if terminal:
+        with suppress(ImportError):
+            import_module("readline")  # input() edits lines with it
     try:
-        return (await asyncio.to_thread(input, prompt)).strip()
+        return input("> " if terminal else "").strip()
     except EOFError:
-        return ""
+        pass
+    except KeyboardInterrupt:
+        if not terminal:
+            raise
+    if terminal:
+        print()
+    return None
 
 
-async def _print_answer(stream: Stream) -> str:
-    text = ""
-    async for piece in stream:
-        text += piece.text
-        print(piece.text, end="", flush=True)
-    print()
-    return text
+async def _reply(client: Client, messages: list[dict[str, str]], sampling: dict[str, Any]) -> str:
+    """Print the answer to the last message; what came of it, also when Ctrl-C ended it. The second Ctrl-C is KeyboardInterrupt."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    stream, got = client.generate(messages=messages, **sampling), Answer()
+
+    def interrupted() -> None:
+        loop.add_signal_handler(signal.SIGINT, task.cancel)
+        stream.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    async with aclosing(stream):
+        await _follow(stream, got, show=True)
+    return got.text
 
 
-async def status(endpoint: str | None, *, as_json: bool) -> int:
+async def status(endpoint: str | None, *, json: bool) -> int:
     """Print the cluster once."""
     async with Client(endpoint) as client:
         cluster = await client.status()
-    if as_json:
-        print(msgspec.json.encode(cluster).decode())
+    if json:
+        print(msgspec.json.encode(cluster).decode(), flush=True)
     else:
         cluster_table(cluster)
     return 0
@@ -124,13 +197,37 @@ async def cancel(endpoint: str | None, session: int) -> int:
 
 
 async def down(endpoint: str | None) -> int:
+    """Bring the cluster down; returns when it is gone, and its `zrt up` with it if that runs on this machine."""
     async with Client(endpoint) as client:
-        await client.down()
+        parent = running.parent_of(client.endpoint)
+        ended = None if parent is None else _end_of(parent)
+        try:
+            await client.down()
+            if ended is not None:
+                await asyncio.wait_for(ended, DOWN_S)
+        except (ZrtError, TimeoutError) as error:
+            if parent is None or (isinstance(error, ZrtError) and error.kind != "deadline"):
+                raise
+            text = f"`zrt up` (process {parent}) does not end: `kill -9 {parent}` ends it and all it started"
+            raise ZrtError("deadline", text) from None
     return 0
 
 
-def progress_line(progress: Progress) -> str:
-    """A phase in words, for a terminal's last line."""
-    counts = f" {progress.done}/{progress.total}" if progress.total else ""
-    reason = f" ({progress.message})" if progress.message else ""
-    return f"{progress.phase}{counts}{reason}"
+def _end_of(pid: int) -> "asyncio.Future[None]":
+    """Done when the process has ended."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        ended.set_result(None)
+        return ended
+
+    def over() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        if not ended.done():
+            ended.set_result(None)
+
+    loop.add_reader(pidfd, over)
+    return ended

@@ -5,13 +5,12 @@ Commands import what they need when they run: `zrt status` waits for nothing tha
 """
 
 import argparse
-import asyncio
 import sys
-from collections.abc import Coroutine, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from zrt.runtime import words
 from zrt.runtime.errors import ZrtError
 
 if TYPE_CHECKING:
@@ -19,94 +18,146 @@ if TYPE_CHECKING:
     from zrt.runtime.config import Conf
 
 WORDS_OFF = frozenset({"bad_config"})
+SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
+"""Client.generate's options, as `arguments` holds them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
-    arguments = parser().parse_args(argv)
     try:
-        return int(arguments.run(arguments))
-    except ZrtError as error:
-        print(f"zrt: {error}", file=sys.stderr)
-        return 2 if error.kind in WORDS_OFF else 1
+        arguments = parser().parse_args(argv)
+        from zrt.runtime.foreground import mute, open_streams
+
+        open_streams()
+        try:
+            return _obey(arguments)
+        except BrokenPipeError:  # whoever read our answer went away
+            mute(sys.stdout)
+            return 1
     except KeyboardInterrupt:
         print("zrt: interrupted", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our answer went away: nothing is left to say to anyone
-        return 1
+
+
+def _obey(arguments: argparse.Namespace) -> int:
+    from zrt.runtime.foreground import say
+
+    try:
+        return int(arguments.run(arguments))
+    except ZrtError as error:
+        if getattr(arguments, "json", False):
+            from zrt.runtime.asking import as_json
+
+            print(as_json(error={"kind": error.kind, "message": error.message}), flush=True)
+        say(f"zrt: {error}")
+        return 2 if error.kind in WORDS_OFF else 1
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     top = argparse.ArgumentParser(
-        prog="zrt", description="One large language model over several processes, GPUs and machines."
+        prog="zrt",
+        description="One large language model over several processes, GPUs and machines.",
+        epilog="`zrt COMMAND --help` tells more. Exit status: 0 done, 1 it failed (the reason is on stderr), "
+        "2 the words or the cluster file are off.",
     )
-    top.add_argument("--version", action="version", version=f"zrt {version('zrt')}")
+    top.add_argument("--version", action=_Version)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    up = commands.add_parser("up", help="bring a cluster up and stay with it", description=_UP)
+    up = _command(commands, "up", _up, "bring a cluster up and stay with it", _UP)
     _cluster_words(up)
     up.add_argument("--detach", action="store_true", help="return when the cluster is ready; it runs on")
-    up.add_argument("--prompt", metavar="TEXT", help="ask once, stream the answer, bring the cluster down")
+    up.add_argument(
+        "--prompt",
+        type=words.text,
+        metavar="TEXT",
+        help="ask once, stream the answer, bring the cluster down; '-' reads it from standard input",
+    )
     _generate_words(up)
-    up.set_defaults(run=_up)
 
-    generate = commands.add_parser("generate", help="stream one answer")
-    generate.add_argument("prompt", metavar="TEXT", nargs="?", help="what to ask; '-' reads it from standard input")
+    generate = _command(commands, "generate", _generate, "stream one answer", _GENERATE)
+    generate.add_argument(
+        "prompt", type=words.text, metavar="TEXT", nargs="?", help="what to ask; '-' reads it from standard input"
+    )
     _generate_words(generate)
     _connect_words(generate)
-    generate.set_defaults(run=_generate)
 
-    chat = commands.add_parser("chat", help="talk, turn by turn")
+    chat = _command(commands, "chat", _chat, "talk, turn by turn", _CHAT)
     _sampling_words(chat)
     _connect_words(chat)
-    chat.set_defaults(run=_chat)
 
-    status = commands.add_parser("status", help="show the cluster's processes and sessions")
+    status = _command(commands, "status", _status, "show the cluster's processes and sessions")
     status.add_argument("--json", action="store_true", help="one JSON object on stdout")
     _connect_words(status)
-    status.set_defaults(run=_status)
 
-    cancel = commands.add_parser("cancel", help="end a session")
-    cancel.add_argument("session", metavar="SESSION", help="its id, as `zrt status` shows it")
+    cancel = _command(commands, "cancel", _cancel, "end a session")
+    cancel.add_argument("session", type=words.session, metavar="SESSION", help="its id, as `zrt status` shows it")
     _connect_words(cancel)
-    cancel.set_defaults(run=_cancel)
 
-    fetch = commands.add_parser("fetch", help="download a model into the cache")
+    fetch = _command(commands, "fetch", _fetch, "download a model into the cache, and print its folder")
     fetch.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
-    fetch.set_defaults(run=_fetch)
 
-    down = commands.add_parser("down", help="bring the cluster down")
+    down = _command(commands, "down", _down, "bring the cluster down, and return when it is gone")
     _connect_words(down)
-    down.set_defaults(run=_down)
 
-    actor = commands.add_parser("actor", help="start one process by hand")
-    kinds = actor.add_subparsers(required=True, metavar="KIND")
-    server = kinds.add_parser("block-server", help="a block server: blank until the coordinator gives it blocks")
+    actor = commands.add_parser("actor", help="start one process by hand", description="Start one process by hand.")
+    _actor_words(actor.add_subparsers(required=True, metavar="KIND"))
+    return top
+
+
+_UP = """Start a coordinator and the block servers of a cluster file, restart what dies, and stay until Ctrl-C or `zrt down`.
+With --prompt or --token-ids: ask once, stream the answer, and bring the cluster down."""
+_GENERATE = """Stream one answer to stdout; how fast it came goes to stderr. Ctrl-C ends it, at the cluster too."""
+_CHAT = """Talk, turn by turn: each line is a turn, and all turns are context of the next. Ctrl-C ends the answer that is being given;
+Ctrl-C or Ctrl-D instead of a line leaves."""
+
+
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], about: str, description: str = ""
+) -> argparse.ArgumentParser:
+    text = description or f"{about[0].upper()}{about[1:]}."
+    command: argparse.ArgumentParser = commands.add_parser(name, help=about, description=text)
+    command.set_defaults(run=run)
+    return command
+
+
+class _Version(argparse.Action):
+    """--version; reading it takes a while, so it is read when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="show the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"zrt {version('zrt')}")
+        parser.exit()
+
+
+def _actor_words(kinds: Any) -> None:
+    server = _command(
+        kinds, "block-server", _block_server, "a block server: blank until the coordinator gives it blocks"
+    )
     server.add_argument(
         "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
     )
     server.add_argument("--name", help="default: block-server-PID")
     server.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
-    server.add_argument("--threads", type=_positive, help="CPU threads for products (default: the cores)")
-    server.add_argument("--listen", default="tcp://127.0.0.1:0", help="where it binds (default: loopback, any port)")
-    server.add_argument("--advertise", metavar="HOST", help="the host name others reach it by")
+    server.add_argument(
+        "--threads", type=words.positive, metavar="N", help="CPU threads for products (default: one for each core)"
+    )
+    server.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
+    server.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
     server.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
-    server.set_defaults(run=_block_server)
-    coordinator = kinds.add_parser("coordinator", help="the coordinator of a cluster file")
+    coordinator = _command(kinds, "coordinator", _coordinator, "the coordinator of a cluster file")
     _cluster_words(coordinator)
-    coordinator.set_defaults(run=_coordinator)
-    return top
-
-
-_UP = """Start a coordinator and the block servers of a cluster file, and stay until Ctrl-C or `zrt down`."""
+    coordinator.add_argument("--listen", metavar="ENDPOINT", help="in place of the file's")
 
 
 def _cluster_words(command: argparse.ArgumentParser) -> None:
     command.add_argument("conf", metavar="CONF", nargs="?", type=Path, help="a cluster file (default: conf/local.toml)")
     command.add_argument("--model", metavar="REF", help="a demo name, a folder, or a hub id; in place of the file's")
-    command.add_argument("--stages", type=_positive, metavar="N", help="N planned stages in place of the file's")
+    command.add_argument("--stages", type=words.positive, metavar="N", help="N planned stages in place of the file's")
 
 
 def _connect_words(command: argparse.ArgumentParser) -> None:
@@ -116,72 +167,26 @@ def _connect_words(command: argparse.ArgumentParser) -> None:
 
 
 def _sampling_words(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--max-tokens", type=_positive, metavar="N")
-    command.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the model's)")
-    command.add_argument("--top-k", type=int, metavar="K", help="0 is off")
-    command.add_argument("--top-p", type=float, metavar="P", help="1 is off")
-    command.add_argument("--seed", type=int, metavar="N", help="default: drawn, and reported")
-    command.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    command.add_argument("--max-tokens", type=words.positive, metavar="N", help="default: until the context is full")
+    command.add_argument(
+        "--temperature", type=words.temperature, metavar="T", help="0 is greedy (default: the model's)"
+    )
+    command.add_argument("--top-k", type=words.count, metavar="K", help="0 is off (default: the model's)")
+    command.add_argument("--top-p", type=words.share, metavar="P", help="1 is off (default: the model's)")
+    command.add_argument("--seed", type=words.count, metavar="N", help="default: drawn, and reported")
+    command.add_argument(
+        "--stop", type=words.stop, action="append", default=[], metavar="TEXT", help="end before this text; repeatable"
+    )
 
 
 def _generate_words(command: argparse.ArgumentParser) -> None:
     _sampling_words(command)
     command.add_argument("--raw", action="store_true", help="send the text as it is, without the chat template")
-    command.add_argument("--token-ids", type=_ids, metavar="1,2,3", help="token ids in place of a text")
+    command.add_argument("--token-ids", type=words.ids, metavar="1,2,3", help="token ids in place of a text")
     command.add_argument("--json", action="store_true", help="one JSON object on stdout in place of the stream")
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
-    return number
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        ids = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 1,2,3") from None
-    if any(token < 0 for token in ids):
-        raise argparse.ArgumentTypeError("token ids are 0 or more")
-    return ids
-
-
-def _run(work: Coroutine[object, object, int]) -> int:
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
-
-
-def _up(arguments: argparse.Namespace) -> int:
-    from zrt.runtime import up
-
-    conf = _conf(arguments)
-    asks = arguments.prompt is not None or arguments.token_ids is not None
-    if asks and arguments.detach:
-        raise ZrtError("bad_config", "--prompt asks once and brings the cluster down: it does not go with --detach")
-    question = _question(arguments) if asks else None
-    up.prepare(conf)
-    words = _cluster_words_again(arguments)
-    return up.detach(words) if arguments.detach else _run(up.up(conf, words, question))
-
-
-def _conf(arguments: argparse.Namespace) -> "Conf":
-    from zrt.runtime import config
-
-    return config.override(config.load(arguments.conf), model=arguments.model, stages=arguments.stages)
-
-
-def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
-    """The words that name this cluster file and its overrides, for another command."""
-    words = [str(arguments.conf)] if arguments.conf is not None else []
-    if arguments.model is not None:
-        words += ["--model", arguments.model]
-    if arguments.stages is not None:
-        words += ["--stages", str(arguments.stages)]
-    return words
+# ---- commands -------------------------------------------------------------------------------------------------------
 
 
 def _question(arguments: argparse.Namespace) -> "Question":
@@ -202,45 +207,89 @@ def _question(arguments: argparse.Namespace) -> "Question":
 
 
 def _sampling(arguments: argparse.Namespace) -> dict[str, object]:
-    names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) not in (None, [])}
+    return {name: value for name in SAMPLING if (value := getattr(arguments, name)) not in (None, [])}
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    from zrt.runtime.foreground import Foreground
+
+    with Foreground() as foreground:
+        return foreground.run(work)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from zrt.runtime.foreground import interruptible
+    from zrt.runtime.lifeline import hold
+
+    lifeline = hold()
+    interruptible()
+    from zrt.runtime import background, up
+
+    conf = _conf(arguments)
+    asks = arguments.prompt is not None or arguments.token_ids is not None
+    if asks and arguments.detach:
+        raise ZrtError("bad_config", "--prompt asks once and brings the cluster down: it does not go with --detach")
+    if not asks and (arguments.raw or arguments.json or _sampling(arguments)):
+        raise ZrtError("bad_config", "the options of an answer go with --prompt or --token-ids")
+    question = _question(arguments) if asks else None
+    up.prepare(conf)
+    again = _cluster_words_again(arguments)
+    if arguments.detach:
+        return background.detach(conf.cluster.name, again)
+    return _run(lambda: up.up(conf, again, question, lifeline))
+
+
+def _conf(arguments: argparse.Namespace) -> "Conf":
+    from zrt.runtime import config
+
+    return config.override(config.load(arguments.conf), model=arguments.model, stages=arguments.stages)
+
+
+def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
+    """The words that name this cluster file and its overrides, for another command."""
+    again = [str(arguments.conf)] if arguments.conf is not None else []
+    if arguments.model is not None:
+        again += ["--model", arguments.model]
+    if arguments.stages is not None:
+        again += ["--stages", str(arguments.stages)]
+    return again
 
 
 def _generate(arguments: argparse.Namespace) -> int:
     from zrt.runtime import asking
 
-    return _run(asking.ask_once(arguments.connect, _question(arguments)))
+    question = _question(arguments)
+    return _run(lambda: asking.ask_once(arguments.connect, question))
 
 
 def _chat(arguments: argparse.Namespace) -> int:
     from zrt.runtime import asking
 
-    return _run(asking.chat(arguments.connect, _sampling(arguments)))
+    return asking.chat(arguments.connect, _sampling(arguments))
 
 
 def _status(arguments: argparse.Namespace) -> int:
     from zrt.runtime import asking
 
-    return _run(asking.status(arguments.connect, as_json=arguments.json))
+    return _run(lambda: asking.status(arguments.connect, json=arguments.json))
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
     from zrt.runtime import asking
 
-    try:
-        session = int(arguments.session, 16)
-    except ValueError:
-        raise ZrtError("bad_config", f"{arguments.session!r} is not a session id: `zrt status` shows them") from None
-    return _run(asking.cancel(arguments.connect, session))
+    return _run(lambda: asking.cancel(arguments.connect, arguments.session))
 
 
 def _down(arguments: argparse.Namespace) -> int:
     from zrt.runtime import asking
 
-    return _run(asking.down(arguments.connect))
+    return _run(lambda: asking.down(arguments.connect))
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
+    from zrt.runtime.foreground import interruptible
+
+    interruptible()
     from zrt.runtime.models import resolve
     from zrt.runtime.show import Bars
 
@@ -267,7 +316,7 @@ def _block_server(arguments: argparse.Namespace) -> int:
 def _coordinator(arguments: argparse.Namespace) -> int:
     from zrt.actors.processes import run_coordinator
 
-    return run_coordinator(_conf(arguments))
+    return run_coordinator(arguments.conf, model=arguments.model, stages=arguments.stages, listen=arguments.listen)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import os
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from zrt.runtime import running
 from zrt.runtime.errors import ZrtError
@@ -41,6 +42,8 @@ from zrt.runtime.wire import MAX_CLIENT_FRAME, decode_event, encode_client
 CONNECT_S: Final = 5.0
 SILENCE_S: Final = 10.0
 """A cluster says something about every live request once a second; after this long without a word it counts as lost."""
+DOWN_S: Final = 20.0
+"""How long a cluster may take to go: its processes get some seconds to end in good order, and are killed then."""
 
 
 def find_endpoint(endpoint: str | None) -> str:
@@ -67,6 +70,7 @@ class Client:
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._up: asyncio.Future[None] = loop.create_future()
+        self._lost = asyncio.Event()
         self._sockets = Sockets()
         try:
             self._link = Link(
@@ -101,9 +105,11 @@ class Client:
 
     async def _close(self) -> None:
         """Whatever is still open is cancelled: a generation nobody reads has no use."""
-        for id_, events in list(self._streams.items()):
+        for id_, events in self._streams.items():
             if events.abandon and not self._link.closed:
-                self._link.send([encode_client(Cancel(id=f"cancel-{id_}"[:64], request=id_))])
+                with suppress(ZrtError):  # it hears nothing any more, so it will miss us
+                    self._link.send([encode_client(Cancel(id=f"cancel-{id_}"[:64], request=id_))])
+            events.fail(ZrtError("cancelled", "the client was closed"))
         self._link.close()
         await self._sockets.close()
 
@@ -168,8 +174,14 @@ class Client:
         await self._ask(Cancel(id=self._next_id(), session=session))
 
     async def down(self) -> None:
-        """Bring the cluster down; returns when that has begun."""
+        """Bring the cluster down; returns when its coordinator, the last to go, is gone. ZrtError deadline: after DOWN_S it is not."""
         await self._ask(Down(id=self._next_id()))
+        try:
+            async with asyncio.timeout(DOWN_S):
+                await self._lost.wait()
+        except TimeoutError:
+            text = f"the cluster at {self.endpoint} was told to end {DOWN_S:g} s ago and is still there"
+            raise ZrtError("deadline", text) from None
 
     async def _ask(self, request: ClientRequest) -> ClientEvent:
         with _Events(self, request.id) as events:
@@ -193,11 +205,15 @@ class Client:
             self._up.set_result(None)
 
     def _on_down(self, link: Link) -> None:
-        lost = ZrtError("coordinator_lost", f"the connection to {self.endpoint} broke")
+        lost = self._broken()
+        self._lost.set()
         if not self._up.done():
             self._up.set_exception(lost)
         for events in self._streams.values():
             events.fail(lost)
+
+    def _broken(self) -> ZrtError:
+        return ZrtError("coordinator_lost", f"the connection to {self.endpoint} broke")
 
     def _on_message(self, link: Link, frames: Frames) -> None:
         event = decode_event(frames[-1])
@@ -218,9 +234,9 @@ class _Events:
         self._some = asyncio.Event()
 
     def __enter__(self) -> Self:
-        self._client._streams[self._id] = self
         if self._client._link.closed:
-            raise ZrtError("coordinator_lost", f"the connection to {self._client.endpoint} broke")
+            raise self._client._broken()
+        self._client._streams[self._id] = self
         return self
 
     def __exit__(
@@ -266,7 +282,7 @@ class Stream:
         self._client = client
         self._request = request
         self._events = _Events(client, request.id, abandon=True)
-        self._sent = False
+        self._state: Literal["new", "open", "over"] = "new"
         self._finished: Finished | None = None
 
     @property
@@ -277,15 +293,17 @@ class Stream:
         return self._finished
 
     async def next_event(self) -> Accepted | Progress | Piece | Finished:
-        """What the cluster says next. ZrtError: the kind of the error that ended the generation."""
-        if not self._sent:
-            self._sent = True
-            self._events.__enter__()
-            self._client._send(self._request)
+        """What the cluster says next. ZrtError: the kind of the error that ended the generation; internal after its end."""
+        if self._state == "over":
+            raise ZrtError("internal", "the generation is over")
         try:
+            if self._state == "new":
+                self._state = "open"
+                self._events.__enter__()
+                self._client._send(self._request)
             event = await self._events.next()
         except ZrtError:
-            self._forget()
+            self._end()
             raise
         if isinstance(event, Accepted):
             self.accepted = event
@@ -293,29 +311,33 @@ class Stream:
             self.progress = event
         elif isinstance(event, Finished):
             self._finished = event
-            self._forget()
+            self._end()
         elif not isinstance(event, Piece):
             raise ZrtError("internal", f"a generation was answered by {type(event).__name__}")
         return event
 
     def cancel(self) -> None:
         """Ask the cluster to end it; iterating goes on until `finished`, reason `cancelled`."""
-        self._client._send(Cancel(id=self._client._next_id(), request=self._request.id))
+        if self._state == "open":
+            self._client._send(Cancel(id=self._client._next_id(), request=self._request.id))
 
     async def aclose(self) -> None:
         """Cancel what still runs, and hear no more of it."""
-        if self._sent and self._finished is None and not self._client._link.closed:
-            self.cancel()
-        self._forget()
+        try:
+            if not self._client._link.closed:
+                self.cancel()
+        finally:
+            self._end()
 
-    def _forget(self) -> None:
+    def _end(self) -> None:
+        self._state = "over"
         self._events.__exit__(None, None, None)
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self
 
     async def __anext__(self) -> Piece:
-        while self._finished is None:
+        while self._state != "over":
             event = await self.next_event()
             if isinstance(event, Piece):
                 return event

@@ -1,6 +1,8 @@
-"""The note that `zrt up` leaves for the other commands of this machine: where the last cluster started here is reached."""
+"""The notes that each `zrt up` leaves for the other commands of this machine: where its cluster is reached, and its process id."""
 
 import os
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -9,38 +11,69 @@ from zrt.runtime.models import home
 
 
 class Note(msgspec.Struct):
-    """`pid` is that of `zrt up`."""
+    """`pid` is that of `zrt up`, on `host`: a home directory may be shared by many machines."""
 
     endpoint: str
     pid: int
+    host: str
 
 
-def _path() -> Path:
-    return home() / "run" / "last.json"
+def folder() -> Path:
+    """Where notes and logs are."""
+    return home() / "run"
 
 
 def write(endpoint: str) -> None:
+    """Leave our note. OSError where the folder cannot be written."""
     path = _path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}")
-    new.write_bytes(msgspec.json.encode(Note(endpoint, os.getpid())))
+    new = path.with_suffix(".new")
+    new.write_bytes(msgspec.json.encode(Note(endpoint, os.getpid(), socket.gethostname())))
     new.replace(path)
 
 
 def remove() -> None:
-    """Take our own note away; another cluster's stays."""
-    note = _read()
-    if note is not None and note.pid == os.getpid():
-        _path().unlink(missing_ok=True)
+    _path().unlink(missing_ok=True)
+
+
+def notes() -> list[Note]:
+    """Of the clusters that run on this machine, the one started last first; notes of those that were killed are taken away."""
+    found = []
+    for path in folder().glob("*.json"):
+        try:
+            note = msgspec.json.decode(path.read_bytes(), type=Note)
+            written = path.stat().st_mtime_ns
+        except (OSError, msgspec.DecodeError):
+            continue
+        if note.host != socket.gethostname():
+            continue
+        if _runs(note.pid):
+            found.append((written, note))
+        else:
+            with suppress(OSError):
+                path.unlink()
+    return [note for _, note in sorted(found, key=lambda entry: entry[0], reverse=True)]
 
 
 def last_endpoint() -> str | None:
-    note = _read()
-    return note.endpoint if note else None
+    """That of the last cluster started on this machine that still runs."""
+    return next((note.endpoint for note in notes()), None)
 
 
-def _read() -> Note | None:
+def parent_of(endpoint: str) -> int | None:
+    """The process id of the `zrt up` on this machine whose cluster is reached there."""
+    return next((note.pid for note in notes() if note.endpoint == endpoint), None)
+
+
+def _path() -> Path:
+    return folder() / f"{socket.gethostname()}.{os.getpid()}.json"
+
+
+def _runs(pid: int) -> bool:
     try:
-        return msgspec.json.decode(_path().read_bytes(), type=Note)
-    except (OSError, msgspec.DecodeError):
-        return None
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -18,17 +18,23 @@ class State(StrEnum):
     QUEUED = "queued"  # not admitted yet
     PREFILL = "prefill"  # opened, the prompt is being run
     DECODING = "decoding"
+    PREEMPTED = "preempted"  # back in the queue: a stage ran out of KV pages
     WAITING = "waiting"  # no complete route: a stage is starting, loading or lost
     REPLAYING = "replaying"  # on a new route that is being filled from the history
     FINISHED = "finished"
 
 
 MOVES: dict[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.PREFILL, State.WAITING, State.FINISHED}),
-    State.PREFILL: frozenset({State.PREFILL, State.DECODING, State.WAITING, State.REPLAYING, State.FINISHED}),
-    State.DECODING: frozenset({State.WAITING, State.REPLAYING, State.FINISHED}),
-    State.WAITING: frozenset({State.PREFILL, State.REPLAYING, State.FINISHED}),
-    State.REPLAYING: frozenset({State.DECODING, State.WAITING, State.REPLAYING, State.FINISHED}),
+    State.QUEUED: frozenset({State.PREFILL, State.WAITING, State.PREEMPTED, State.FINISHED}),
+    State.PREEMPTED: frozenset({State.PREFILL, State.REPLAYING, State.WAITING, State.PREEMPTED, State.FINISHED}),
+    State.PREFILL: frozenset(
+        {State.PREFILL, State.DECODING, State.WAITING, State.PREEMPTED, State.REPLAYING, State.FINISHED}
+    ),
+    State.DECODING: frozenset({State.WAITING, State.PREEMPTED, State.REPLAYING, State.FINISHED}),
+    State.WAITING: frozenset({State.PREFILL, State.PREEMPTED, State.REPLAYING, State.FINISHED}),
+    State.REPLAYING: frozenset(
+        {State.DECODING, State.WAITING, State.PREEMPTED, State.REPLAYING, State.FINISHED}
+    ),
     State.FINISHED: frozenset(),
 }
 

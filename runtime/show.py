@@ -1,14 +1,21 @@
 """What a person sees on a terminal: bars while things load, the cluster as a table, a session's figures as a line."""
 
 import sys
+from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from zrt.runtime.foreground import say
 from zrt.runtime.messages.client import ActorInfo, Cluster, Finished
+from zrt.runtime.messages.client import Progress as Phase
+
+WIDE: Final = 1000
+"""Columns of a table that goes to a file or a pipe: nothing is cut."""
 
 
 class Bars:
@@ -39,30 +46,73 @@ class Bars:
     def update(self, done: int, total: int, what: str) -> None:
         """`done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet."""
         if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total or None)
+            self._tasks[what] = self._progress.add_task(escape(what), total=total or None)
             if not self._console.is_terminal:
-                self._console.print(f"{what} …", highlight=False)
+                say(f"{what} …")
         self._progress.update(self._tasks[what], completed=done, total=total or None)
         if total and done >= total and what not in self._ended:
             self._ended.add(what)
             if not self._console.is_terminal:
-                self._console.print(f"{what}: done", highlight=False)
+                say(f"{what}: done")
 
     def say(self, text: str) -> None:
         """A line above the bars."""
-        self._console.print(text, highlight=False, markup=False)
+        if self._console.is_terminal:
+            with suppress(OSError):  # the terminal is gone; its SIGHUP is on the way
+                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        else:
+            say(text)
+
+
+class Notice:
+    """What a generation waits for, in a line on stderr that gives way to its text; silent unless stderr is a terminal."""
+
+    def __init__(self) -> None:
+        self._on = sys.stderr.isatty()
+        self._shown = ""
+        self._in_text = False
+
+    def progress(self, progress: Phase) -> None:
+        """Before the text, every change; within it only that the text is held up, once."""
+        line = progress.phase
+        if self._in_text:
+            if line in ("waiting", "replaying") and line != self._shown:
+                self._write(f"\n[{line}{_reason(progress)}]\n")
+            self._shown = line
+        else:
+            counts = f" {progress.done}/{progress.total}" if progress.total else ""
+            self._write(f"\r\x1b[K{line}{counts}{_reason(progress)}")
+
+    def text(self) -> None:
+        """The text goes on, or what else ends the waiting."""
+        self._shown = ""
+        if not self._in_text:
+            self._in_text = True
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        if self._on:
+            with suppress(OSError):
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
+
+def _reason(progress: Phase) -> str:
+    return f" ({progress.message})" if progress.message else ""
 
 
 def cluster_table(cluster: Cluster) -> None:
     """Print the cluster's processes and sessions on stdout."""
-    console = Console(file=sys.stdout)
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
     state = "ready" if cluster.ready else "not ready"
     console.print(
         f"{cluster.name}: {cluster.model}, {cluster.num_blocks} blocks, context {cluster.context}, {state}",
         highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
     if cluster.fault:
-        console.print(cluster.fault, style="red", highlight=False, markup=False)
+        console.print(cluster.fault, style="red", highlight=False, markup=False, soft_wrap=True)
     table = Table(
         "actor", "state", "blocks", "device", "KV pages", "sessions", "steps", "busy", "memory", "restarts", "process"
     )
@@ -93,7 +143,7 @@ def _actor_row(actor: ActorInfo) -> list[str]:
     server = actor.kind == "block_server"
     return [
         actor.name,
-        f"{state}: {actor.fault}" if actor.fault else state,
+        escape(f"{state}: {actor.fault}" if actor.fault else state),
         actor.blocks,
         actor.device,
         kv,
@@ -111,7 +161,7 @@ def figures(finished: Finished) -> str:
     timings = finished.timings
     lines = [
         f"{finished.prompt_tokens} prompt tokens, {finished.completion_tokens} generated ({finished.reason}), "
-        f"first token after {timings.ttft_ms:.0f} ms, then {timings.decode_tok_s:.1f} tokens/s"
+        f"first token after {timings.ttft_ms:.0f} ms, then {timings.decode_tok_s:.1f} tokens/s, seed {finished.seed}"
     ]
     compute = sum(stage.compute_ms for stage in finished.stages)
     for stage in finished.stages:

@@ -68,9 +68,10 @@ class StageSession:
         self.held = token
         return self._release()
 
-    def grant(self, upto: int) -> tuple[int, Step] | None:
-        """More credit; the token and the step that waited for it, if any."""
+    def grant(self, upto: int, slot: int) -> tuple[int, Step] | None:
+        """More credit, in this slot from now on; the token and the step that waited for it, if any."""
         self.credit = max(self.credit, upto)
+        self.slot = slot
         token = self.held
         step = self._release() if token is not None else None
         return (token, step) if token is not None and step is not None else None

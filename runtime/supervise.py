@@ -60,6 +60,8 @@ class Child:
         self.name = name
         self.argv = list(argv)
         self.restarts = 0
+        self.fault: ZrtError | None = None
+        """Why it is not started again."""
         self._env = dict(env)
         self._ready_s = ready_s
         self._restart = restart
@@ -187,6 +189,7 @@ class Child:
             self._supervisor.on_exit(Death(self.name, 0, 0, NO_START, False, error.message))
 
     def _give_up(self, error: ZrtError) -> None:
+        self.fault = error
         self._ready.set_exception(error)
         self._ready.exception()  # there may be nobody who waits for it
 

@@ -7,8 +7,6 @@ Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Gen
 import asyncio
 import logging
 import os
-import signal
-import subprocess
 import sys
 from contextlib import aclosing
 from typing import Final
@@ -22,16 +20,16 @@ from zrt.runtime.client import Client
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.threads import thread_environment
 from zrt.runtime.config import Conf, threads
-from zrt.runtime.errors import ZrtError
-from zrt.runtime.lifeline import READY_FD, Lifeline, hold
+from zrt.runtime.errors import KINDS, Kind, ZrtError
+from zrt.runtime.foreground import ending_signals, say
+from zrt.runtime.lifeline import Lifeline
 from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, Kill
 from zrt.runtime.models import resolve
 from zrt.runtime.roster import seat_name, stage_ranges
 from zrt.runtime.show import Bars
-from zrt.runtime.spawn import Ready
-from zrt.runtime.supervise import Death, Restart, Supervisor
+from zrt.runtime.supervise import Child, Death, Restart, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +38,7 @@ STOP_S: Final = 5.0
 TELL_S: Final = 3.0
 READY_S: Final = 60.0
 """How long a process may take until its sockets are bound."""
+COORDINATOR: Final = "coordinator"
 
 
 def prepare(conf: Conf) -> None:
@@ -49,25 +48,34 @@ def prepare(conf: Conf) -> None:
     stage_ranges(conf, read_spec(folder))
 
 
-async def up(conf: Conf, words: list[str], question: Question | None) -> int:
-    """Bring the cluster up; stay until it is told to go, or until `question` is answered. `words` are the conf's command line words."""
+async def up(conf: Conf, words: list[str], question: Question | None, lifeline: Lifeline) -> int:
+    """Bring the cluster up; stay until it is told to go, or until `question` is answered: the exit status.
+
+    `words` are the conf's command line words. ZrtError: why it did not come up, or ended by itself.
+    """
     parent = Parent(conf, words)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         loop.add_signal_handler(number, parent.on_signal)
-    lifeline = hold()
+    ended = asyncio.ensure_future(parent.ended.wait())
     work = asyncio.ensure_future(parent.serve(question, lifeline))
     try:
-        await asyncio.wait({work, asyncio.ensure_future(parent.ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            work.cancel()
-        await asyncio.wait({work})
+        await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if question is None and work.done() and not work.exception():
+            await ended
     finally:
+        for task in (work, ended):
+            task.cancel()
+        await asyncio.wait({work, ended})
         await parent.stop()
+    done = not work.cancelled() and not work.exception()
+    if question is not None and done:
+        return work.result()
+    if parent.fault is not None:
+        raise parent.fault
     if work.cancelled():
-        if parent.fault is not None:
-            raise parent.fault
-        return 0 if parent.was_ready else 1
+        until = "it was ready" if question is None else "the question was answered"
+        raise ZrtError("cancelled", f"{conf.cluster.name} was told to end before {until}")
     return work.result()
 
 
@@ -78,7 +86,6 @@ class Parent:
         self.conf = conf
         self.ended = asyncio.Event()
         self.fault: ZrtError | None = None
-        self.was_ready = False
         self._words = words
         self._member: Member | None = None
         self._bars: Bars | None = None
@@ -87,29 +94,28 @@ class Parent:
     # ---- the cluster's life -------------------------------------------------------------------------------------
 
     async def serve(self, question: Question | None, lifeline: Lifeline) -> int:
-        """Start everything, say when it is ready, and wait for the end or answer the question."""
+        """Start everything, say when it is ready, and answer the question if there is one: the exit status."""
         endpoint = await self._start()
         async with Client(endpoint) as client:
             await self._wait_ready(client)
-            self.was_ready = True
-            running.write(endpoint)
             lifeline.ready(endpoint, 0)
             if question is not None:
                 return await answer(client, question)
-        print(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; Ctrl-C or `zrt down` ends it", file=sys.stderr)
-        await self.ended.wait()
+        say(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; Ctrl-C or `zrt down` ends it")
         return 0
 
     async def _start(self) -> str:
         """The coordinator first: block servers must find this one, not another that holds the port. Its endpoint."""
         coordinator = self._supervisor.spawn(
-            "coordinator",
-            [*_zrt("actor", "coordinator"), *self._words],
+            COORDINATOR,
+            [*command("actor", "coordinator"), *self._words],
             env=thread_environment(1),
             ready_s=READY_S,
             restart=self._restart,
         )
         endpoint = (await coordinator.ready()).endpoint
+        coordinator.argv += ["--listen", endpoint]  # after a crash it must come back where everybody looks for it
+        self._leave_note(endpoint)
         cores = len(os.sched_getaffinity(0))
         for stage, conf in enumerate(self.conf.stages):
             count = threads(self.conf, conf, cores)
@@ -118,7 +124,7 @@ class Parent:
                 words = ["--join", endpoint, "--name", name, "--device", conf.device, "--threads", str(count)]
                 self._supervisor.spawn(
                     name,
-                    [*_zrt("actor", "block-server"), *words],
+                    [*command("actor", "block-server"), *words],
                     env=thread_environment(count),
                     ready_s=READY_S,
                     restart=self._restart,
@@ -142,21 +148,32 @@ class Parent:
                 async with aclosing(client.watch()) as watch:
                     async for cluster in watch:
                         if cluster.fault:
-                            kind, _, message = cluster.fault.partition(": ")
-                            raise ZrtError.of(kind, message)
+                            raise _fault(cluster.fault)
                         _show_loading(bars, cluster)
                         if cluster.ready:
                             return
             finally:
                 self._bars = None
 
+    def _leave_note(self, endpoint: str) -> None:
+        try:
+            running.write(endpoint)
+        except OSError as error:
+            self._say(
+                f"zrt: other commands will not find this cluster by themselves, say --connect {endpoint}: {error}"
+            )
+
     async def stop(self) -> None:
-        """End every process, in good order where it does not take long."""
+        """End every process, in good order where it does not take long: the coordinator last, since all others talk to it."""
         self.ended.set()
         running.remove()
-        if self._member is not None:
-            await self._member.stop()
-        await self._supervisor.stop(STOP_S)
+        try:
+            if self._member is not None:
+                await self._member.stop()
+        finally:
+            servers = [child for child in self._supervisor.children.values() if child.name != COORDINATOR]
+            await asyncio.gather(*(child.stop(STOP_S) for child in servers), return_exceptions=True)
+            await self._supervisor.stop(STOP_S)
 
     # ---- what happens meanwhile ---------------------------------------------------------------------------------
 
@@ -169,12 +186,15 @@ class Parent:
     def _on_death(self, death: Death) -> None:
         if self.ended.is_set():
             return
-        self._say(f"zrt: {death}" + ("; it is started again" if death.restarting else ""))
+        child = self._supervisor.children[death.name]
+        brief = msgspec.structs.replace(death, words="")  # its words were shown as they came
+        if death.restarting:
+            self._say(f"zrt: {brief}; it is started again")
         if self._member is not None:
             report = ChildDied(death.name, death.incarnation, death.exit, death.restarting)
             self._member.spawn(self._tell_death(self._member, report), f"death of {death.name}")
         if not death.restarting:
-            self.fault = ZrtError("stage_lost", f"{death}; it was started {self.conf.limits.restarts + 1} times")
+            self.fault = _final(child, str(death), str(brief))
             self.ended.set()
 
     async def _tell_death(self, member: Member, report: ChildDied) -> None:
@@ -195,10 +215,23 @@ class Parent:
         self._say(f"{name}: {line}")
 
     def _say(self, text: str) -> None:
-        if self._bars is not None:
-            self._bars.say(text)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        (self._bars.say if self._bars is not None else say)(text)
+
+
+def _final(child: Child, told: str, brief: str) -> ZrtError:
+    """Why a child is not started again, from what its supervisor says of it."""
+    error = child.fault or ZrtError("internal", told)
+    kind: Kind = error.kind
+    if kind == "internal":
+        kind = "coordinator_lost" if child.name == COORDINATOR else "stage_lost"
+    again = f", after {child.restarts} restarts" if child.restarts else ""
+    return ZrtError(kind, error.message.replace(told, brief) + again, error.where)
+
+
+def _fault(text: str) -> ZrtError:
+    """A cluster's fault as an error."""
+    kind, _, message = text.partition(": ")
+    return ZrtError.of(kind, message) if kind in KINDS else ZrtError("stage_lost", text)
 
 
 def _show_loading(bars: Bars, cluster: Cluster) -> None:
@@ -208,32 +241,6 @@ def _show_loading(bars: Bars, cluster: Cluster) -> None:
             bars.update(actor.done_bytes, actor.total_bytes, what)
 
 
-def _zrt(*words: str) -> list[str]:
+def command(*words: str) -> list[str]:
+    """`zrt WORDS`, run by this very Python."""
     return [sys.executable, "-m", "zrt.runtime.cli", *words]
-
-
-def detach(words: list[str]) -> int:
-    """Start `zrt up` in the background and return 0 when its cluster is ready; what it says goes to a log file."""
-    from zrt.runtime.models import home
-
-    path = home() / "run" / "up.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    reader, writer = os.pipe()
-    with path.open("wb") as log_file, open(reader, "rb") as pipe:
-        subprocess.Popen(
-            _zrt("up", *words),
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=log_file,
-            start_new_session=True,
-            pass_fds=(writer,),
-            env={**os.environ, READY_FD: str(writer)},
-        )
-        os.close(writer)
-        line = pipe.readline()
-    if not line:
-        sys.stderr.write(path.read_text(errors="replace"))
-        return 1
-    ready = msgspec.json.decode(line, type=Ready)
-    print(f"zrt: ready at {ready.endpoint}; its log is {path}", file=sys.stderr)
-    return 0

@@ -18,6 +18,7 @@ from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
 from zrt.runtime.compute.pages import PagePool, PoolStats
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.tensors import dtype_name
 
 _MAP_NORESERVE: Final = 0x4000  # <asm-generic/mman.h>; the mmap module does not name it
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -41,7 +42,7 @@ class KVCache:
         page_tokens: int = PAGE_TOKENS,
     ) -> None:
         num_blocks = blocks[1] - blocks[0] + 1
-        page_bytes = page_tokens * num_blocks * kv_token_bytes(spec, str(dtype).removeprefix("torch."))
+        page_bytes = page_tokens * num_blocks * kv_token_bytes(spec, dtype_name(dtype))
         if budget < page_bytes:
             raise ZrtError(
                 "insufficient_memory",

@@ -66,6 +66,14 @@ def end_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
     return shapes
 
 
+def shard_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
+    """Every tensor of a shard with blocks `first..last`, by its full name."""
+    blocks = {
+        block_name(block, part): shape for block in range(first, last + 1) for part, shape in block_shapes(spec).items()
+    }
+    return end_shapes(spec, first, last) | blocks
+
+
 def block_bytes(spec: ModelSpec, dtype: str) -> int:
     """Weights of one block, bytes."""
     return _bytes(block_shapes(spec), dtype)
@@ -83,7 +91,7 @@ def head_bytes(spec: ModelSpec, dtype: str) -> int:
 
 def shard_bytes(spec: ModelSpec, first: int, last: int, dtype: str) -> int:
     """Weights of a shard with blocks `first..last` (inclusive), bytes: what `Shard.nbytes` will be."""
-    return (last - first + 1) * block_bytes(spec, dtype) + _bytes(end_shapes(spec, first, last), dtype)
+    return _bytes(shard_shapes(spec, first, last), dtype)
 
 
 def kv_token_bytes(spec: ModelSpec, dtype: str) -> int:

@@ -6,11 +6,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.layout import EMBEDDING, FINAL_NORM, HEAD, block_name, block_shapes, end_shapes, shard_bytes
+from zrt.runtime.compute.layout import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    block_name,
+    block_shapes,
+    end_shapes,
+    shard_bytes,
+    shard_shapes,
+)
 from zrt.runtime.compute.linear import DenseLinear, Linear
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.weights import Source
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.tensors import dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +62,18 @@ class Shard:
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> "Shard":
-        """Read a shard from `source`. Blocks the calling thread; beyond the shard itself it holds one chunk of `weights.CHUNK_BYTES`.
+        """Read a shard from `source`, once all its tensors are known to be there. Blocks the calling thread.
 
+        Beyond the shard itself it holds one chunk of `weights.CHUNK_BYTES`.
         `progress(bytes done, bytes in all)` and `cancelled()` are called at least every 8 MiB. Errors: `bad_model`, `cancelled`,
-        `bad_config` for blocks the model does not have.
+        `insufficient_memory`, `bad_config` for blocks the model does not have.
         """
         first, last = blocks
         if not 0 <= first <= last < spec.num_blocks:
             raise ZrtError("bad_config", f"blocks {first}-{last} are not within this model's 0-{spec.num_blocks - 1}")
-        nbytes = shard_bytes(spec, first, last, str(dtype).removeprefix("torch."))
+        nbytes = shard_bytes(spec, first, last, dtype_name(dtype))
+        for name, shape in shard_shapes(spec, first, last).items():
+            source.check(name, shape)
         loader = _Loader(spec, source, dtype, torch.device(device), nbytes, progress, cancelled)
         ends = {name: loader.tensor(name, shape) for name, shape in end_shapes(spec, first, last).items()}
         is_last = last == spec.num_blocks - 1
@@ -109,7 +122,7 @@ class _Loader:
         self._done = 0
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        tensor = self._empty(shape)
         self._source.read(name, shape, tensor, self._tick)
         return tensor
 
@@ -119,7 +132,7 @@ class _Loader:
         def merged(*parts: str) -> Tensor:
             """Tensors of this block, stacked in one of their own: rows of the first, then of the second, …"""
             sizes = [shapes[part][0] for part in parts]
-            tensor = torch.empty(sum(sizes), *shapes[parts[0]][1:], dtype=self._dtype, device=self._device)
+            tensor = self._empty((sum(sizes), *shapes[parts[0]][1:]))
             for part, rows in zip(parts, torch.split(tensor, sizes), strict=True):
                 self._source.read(block_name(index, part), shapes[part], rows, self._tick)
             return tensor
@@ -142,6 +155,15 @@ class _Loader:
             gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
             down=linear("mlp.down_proj"),
         )
+
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        try:
+            return torch.empty(shape, dtype=self._dtype, device=self._device)
+        except RuntimeError as error:
+            raise ZrtError(
+                "insufficient_memory",
+                f"a tensor {list(shape)} does not fit in the memory of {self._device}, after {self._done} of {self._nbytes} bytes",
+            ) from error
 
     def _qk_norm(self, weights: Tensor) -> Tensor:
         """Norm weights of q and of k, [2 x head_dim], laid out for each of their heads."""

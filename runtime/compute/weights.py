@@ -30,6 +30,9 @@ Tick = Callable[[int], None]
 class Source(Protocol):
     """Fills tensors by name."""
 
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """`bad_model` unless the source has tensor `name`, whole, in this shape and a dtype it can read. Reads no data."""
+
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
         """Fill `into` with the part of tensor `name` (`shape`, 1 or 2 dimensions) whose corner is (`row`, `column`).
 
@@ -40,15 +43,14 @@ class Source(Protocol):
 class Checkpoint:
     """The safetensors files of a model folder, by tensor name. Holds headers only; a file is open during a read alone."""
 
-    def __init__(self, folder: Path, files: Mapping[str, Path]) -> None:
+    def __init__(self, folder: Path, files: Mapping[str, Path], headers: dict[Path, dict[str, TensorEntry]]) -> None:
+        """`files` says which file each tensor is in; `headers` are those read so far."""
         self._folder = folder
         self._files = files
-        self._headers: dict[Path, Mapping[str, TensorEntry]] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
+        self._headers = headers
 
     def names(self) -> list[str]:
+        """Every tensor the files say they hold."""
         return sorted(self._files)
 
     def entry(self, name: str) -> TensorEntry:
@@ -63,14 +65,19 @@ class Checkpoint:
             raise ZrtError("bad_model", f"tensor {name} is missing from {file}, where {INDEX_FILE} says it is")
         return entry
 
-    def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
-        """See `Source.read`."""
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """See `Source.check`."""
         entry = self.entry(name)
         if entry.shape != tuple(shape):
             raise ZrtError("bad_model", f"tensor {name} in {entry.file} is {list(entry.shape)}, not {list(shape)}")
-        dtype = FILE_DTYPES.get(entry.dtype)
-        if dtype is None:
+        if entry.dtype not in FILE_DTYPES:
             raise ZrtError("bad_model", f"tensor {name} in {entry.file} is {entry.dtype}, not {', '.join(FILE_DTYPES)}")
+
+    def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
+        """See `Source.read`."""
+        self.check(name, shape)
+        entry = self.entry(name)
+        dtype = FILE_DTYPES[entry.dtype]
         full, part = _matrix_shape(shape), _as_matrix(into)
         _check_part(name, full, part, row, column)
         direct = dtype == into.dtype and into.device.type == "cpu" and part.is_contiguous() and part.shape[1] == full[1]
@@ -99,6 +106,9 @@ class RandomCheckpoint:
     def __init__(self, spec: ModelSpec) -> None:
         self._spread = spec.init_range * 3**0.5
 
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """See `Source.check`: it has every tensor, in every shape."""
+
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
         """See `Source.read`."""
         full, part = _matrix_shape(shape), _as_matrix(into)
@@ -121,9 +131,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`: `model.safetensors`, else the files its index names. `bad_model` when there is neither."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.is_file():
-        return Checkpoint(folder, dict.fromkeys(read_header(single), single))
+        header = read_header(single)
+        return Checkpoint(folder, dict.fromkeys(header, single), {single: header})
     if index.is_file():
-        return Checkpoint(folder, read_index(index))
+        return Checkpoint(folder, read_index(index), {})
     raise ZrtError("bad_model", f"{folder} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE} (safetensors only)")
 
 

@@ -22,7 +22,7 @@ from zrt.runtime.messages.control import ActorState, KvStats, snake
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-Phase = Literal["queued", "prefill", "decoding", "waiting", "replaying"]
+Phase = Literal["queued", "prefill", "decoding", "waiting", "preempted", "replaying"]
 
 
 class Request(Struct, tag_field="type", tag=snake, forbid_unknown_fields=True, kw_only=True):

@@ -210,9 +210,10 @@ class Sampling(Struct, frozen=True):
 class Open(Control):
     """Adopt this epoch of a session before any of its steps; the reply is `Opened`.
 
-    `route` are the replicas in stage order and `stage` the receiver's place in it. `length` is the number of tokens the history has now.
-    To the last stage alone: the token ids themselves, where generation stops (`eos`, `max_index`: the history's largest length) and how to sample.
-    `credit` is the largest history length the ring may produce unasked.
+    `route` are the replicas in stage order and `stage` the receiver's place in it. `length` is the number of tokens the history has now,
+    and `page_keys` name its full pages (see page_keys.py). To the last stage alone: the token ids, how many of them are the prompt, where
+    generation stops (`eos`; `max_length`: the history's largest length), how to sample, and `credit`: the history length up to which the
+    ring may run unasked.
     """
 
     session: U64
@@ -221,7 +222,9 @@ class Open(Control):
     stage: int
     route: list[Address]
     length: U64
+    page_keys: list[U64] = []
     tokens: list[U32] = []
+    prompt_length: U64 = 0
     eos: list[U32] = []
     max_length: U64 = 0
     credit: U64 = 0
@@ -235,18 +238,23 @@ class Opened(Control):
 
 
 class Credit(Control):
-    """The ring may grow the history up to `upto` tokens."""
+    """The ring may grow the history up to `upto` tokens, from now on in micro-batch `slot`."""
 
     session: U64
     epoch: U64
     upto: U64
+    slot: U64 = 0
 
 
 class Close(Control):
-    """Free what the session holds here; unknown sessions are ignored. Epochs older than `epoch` are dead afterwards."""
+    """Free what the session holds here; unknown sessions are ignored. Epochs older than `epoch` are dead afterwards.
+
+    `page_keys` name the full pages of its history: those held stay as cache for sessions of an equal prefix.
+    """
 
     session: U64
     epoch: U64
+    page_keys: list[U64] = []
 
 
 # ---- received by `zrt up` -------------------------------------------------------------------------------------------

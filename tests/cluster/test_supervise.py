@@ -340,6 +340,9 @@ def _parent(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     finally:
         parent.kill()
         parent.wait()
+        for pid in _pids(folder).values():
+            if not _gone(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _pids(folder: Path) -> dict[str, int]:

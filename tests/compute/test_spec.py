@@ -167,7 +167,7 @@ def test_a_folder_without_a_readable_config_is_refused(content, text, tmp_path: 
     assert caught.value.kind == "bad_model"
 
 
-@pytest.mark.parametrize("module", ["spec", "layout", "pages", "batch", "threads"])
+@pytest.mark.parametrize("module", ["spec", "layout", "headers", "pages", "batch", "threads"])
 def test_the_pure_modules_import_no_torch(module) -> None:
     code = f"import sys, zrt.runtime.compute.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,21 @@ def test_every_number_is_that_of_the_file_in_the_dtype_asked_for(make_model, fil
     assert torch.equal(held["embedding"], expected["model.embed_tokens.weight"].to(dtype))
     assert torch.equal(held["head"], expected["lm_head.weight"].to(dtype))
     assert {tensor.dtype for tensor in held.values()} == {dtype}
+
+
+@pytest.mark.parametrize("files", [1, 3], ids=["one file", "an index of several"])
+def test_a_checkpoint_lists_its_tensors_and_where_their_bytes_lie(make_model, files) -> None:
+    folder = make_model("qwen3", dtype="bfloat16", files=files)
+    checkpoint = open_checkpoint(folder)
+    expected = {}
+    for file in folder.glob("*.safetensors"):
+        expected |= load_file(file)
+    assert checkpoint.names() == sorted(expected)
+    for name, tensor in expected.items():
+        entry = checkpoint.entry(name)
+        data = entry.file.read_bytes()[entry.begin : entry.begin + entry.nbytes]
+        assert (entry.dtype, entry.shape) == ("BF16", tuple(tensor.shape))
+        assert data == tensor.view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (3, 0), (0, 5), (7, 9)])
@@ -139,6 +155,13 @@ def test_blocks_the_model_does_not_have_are_refused(make_model, blocks) -> None:
     with pytest.raises(ZrtError, match="0-3") as caught:
         _load(make_model("llama"), blocks)
     assert caught.value.kind == "bad_config"
+
+
+def test_a_shard_that_fits_no_memory_is_refused(make_model) -> None:
+    spec = replace(read_spec(make_model("llama")), vocab_size=10**12)
+    with pytest.raises(ZrtError, match="does not fit in the memory of cpu") as caught:
+        Shard.load(spec, RandomCheckpoint(spec), (0, 3), dtype=torch.float32)
+    assert caught.value.kind == "insufficient_memory"
 
 
 def test_files_of_other_stages_may_be_absent(make_model, tmp_path) -> None:
@@ -262,12 +285,16 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize(("break_it", "text"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_checkpoint_is_refused_by_the_name_of_what_is_broken(make_model, tmp_path, break_it, text) -> None:
+def test_a_broken_checkpoint_is_refused_before_it_is_read_by_the_name_of_what_is_broken(
+    make_model, tmp_path, break_it, text
+) -> None:
     folder = _copy(make_model("llama"), tmp_path)
     break_it(folder)
+    read: list[int] = []
     with pytest.raises(ZrtError, match=text) as caught:
-        _load(folder)
+        _load(folder, progress=lambda done, _: read.append(done))
     assert caught.value.kind == "bad_model"
+    assert not read
 
 
 def test_an_index_that_names_a_tensor_its_file_lacks_is_refused(make_model, tmp_path) -> None:

@@ -12,7 +12,7 @@ from clusters import Local, local_cluster
 from zrt.actors.block_server import BlockServer
 from zrt.runtime.actor import Actor, Envelope
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Close, Credit, Filled, Open, Opened, Sampled, Sampling, StepFailed
+from zrt.runtime.messages.control import Close, Credit, Filled, Open, Opened, Sampled, StepFailed
 from zrt.runtime.messages.header import Step
 from zrt.runtime.messages.inference import InferenceRequest
 
@@ -34,7 +34,9 @@ class Hub:
         self.heard.put_nowait(envelope.body)
 
     async def open(self, session: int, epoch: int, *, length: int = len(PROMPT), credit: int = 0) -> int:
-        message = Open(session, epoch, 0, 0, [self.server.address], length, PROMPT, [], 200, credit, Sampling())
+        message = Open(session, epoch, 0, 0, [self.server.address], length)
+        message.tokens, message.prompt_length = PROMPT, len(PROMPT)
+        message.max_length, message.credit = 200, credit
         reply = await self.actor.ask(self.server.address, message, timeout=WAIT_S)
         assert isinstance(reply.body, Opened)
         return reply.body.have

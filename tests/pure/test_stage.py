@@ -38,9 +38,9 @@ def test_the_ring_stops_without_credit_and_goes_on_with_more() -> None:
     last = stage(2, length=4, credit=6)
     assert last.sampled(11) == Step(7, 2, 4, 1)
     assert last.sampled(12) is None
-    assert last.grant(6) is None
-    assert last.grant(8) == (12, Step(7, 2, 5, 1))
-    assert last.grant(9) is None
+    assert last.grant(6, 0) is None
+    assert last.grant(8, 0) == (12, Step(7, 2, 5, 1))
+    assert last.grant(9, 0) is None
     assert last.sampled(13) == Step(7, 2, 6, 1)
 
 
@@ -48,7 +48,7 @@ def test_the_ring_stops_without_credit_and_goes_on_with_more() -> None:
 def test_the_ring_ends_at_an_end_token_and_at_the_limit(token: int, max_length: int) -> None:
     last = stage(2, credit=50, max_length=max_length)
     assert last.sampled(token) is None
-    assert last.grant(80) is None
+    assert last.grant(80, 0) is None
 
 
 def test_a_step_goes_on_with_its_times() -> None:

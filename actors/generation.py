@@ -1,0 +1,109 @@
+"""One live generation as the coordinator runs it: the session, its client, its clock, and what it may tell of itself."""
+
+import time
+from dataclasses import dataclass, field
+
+from zrt.actors.delivery import Delivery
+from zrt.runtime.messages.client import Accepted, ClientEvent, Error, Finished, Phase, Progress, StageShare, Timings
+from zrt.runtime.messages.client import Piece as PieceEvent
+from zrt.runtime.messages.control import SampledToken
+from zrt.runtime.page_keys import PageKeys
+from zrt.runtime.sessions import Session, State
+
+PHASES: dict[State, Phase] = {
+    State.QUEUED: "queued",
+    State.PREFILL: "prefill",
+    State.DECODING: "decoding",
+    State.WAITING: "waiting",
+    State.PREEMPTED: "preempted",
+    State.REPLAYING: "replaying",
+}
+
+
+@dataclass(slots=True)
+class Generation:
+    """Times are monotonic seconds. `progressed` is when something last came of it; `attempts` to route it since then failed, the last
+    with `fault`. `filled` tokens of its history are known to be run."""
+
+    session: Session
+    delivery: Delivery
+    keys: PageKeys
+    created: float
+    progressed: float
+    admitted: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    filled: int = 0
+    attempts: int = 0
+    fault: str = ""
+    spent: list[list[int]] = field(default_factory=list)  # a stage: [queue µs, compute µs]
+
+    @property
+    def id(self) -> int:
+        return self.session.id
+
+    def page_keys(self) -> list[int]:
+        """The keys of its history's full pages."""
+        return self.keys.of(self.session.tokens)
+
+    def tell(self, event: ClientEvent) -> None:
+        self.delivery.send(event, time.monotonic())
+
+    def accepted(self) -> None:
+        session = self.session
+        request = self.delivery.request
+        self.tell(
+            Accepted(id=request, session=session.id, seed=session.sampling.seed, prompt_tokens=session.prompt_tokens)
+        )
+
+    def piece(self, index: int, text: str, token_ids: list[int]) -> None:
+        self.tell(PieceEvent(id=self.delivery.request, index=index, text=text, token_ids=token_ids))
+
+    def progress(self, done: int | None = None, total: int | None = None) -> None:
+        """Where it stands: prompt tokens run of all, tokens generated of those it may, or (given) its place in the queue."""
+        session = self.session
+        if done is None or total is None:
+            done, total = self.filled, session.prompt_tokens
+            if session.state is State.DECODING:
+                done, total = session.completion_tokens, session.max_length - session.prompt_tokens
+        phase = PHASES[session.state]
+        self.tell(Progress(id=self.delivery.request, phase=phase, done=done, total=total, message=self.fault))
+
+    def error(self, kind: str, message: str, where: str) -> None:
+        self.tell(Error(id=self.delivery.request, kind=kind, message=message, where=where))
+
+    def finished(self, shares: list[StageShare]) -> None:
+        session = self.session
+        assert session.reason is not None
+        self.tell(
+            Finished(
+                id=self.delivery.request,
+                reason=session.reason,
+                prompt_tokens=session.prompt_tokens,
+                completion_tokens=session.completion_tokens,
+                seed=session.sampling.seed,
+                timings=self._timings(),
+                stages=shares,
+            )
+        )
+
+    def sampled(self, token: SampledToken, now: float) -> None:
+        """Note the time a token took, stage by stage."""
+        self.attempts = 0
+        self.fault = ""
+        self.progressed = self.last_token = now
+        self.first_token = self.first_token or now
+        if len(self.spent) != len(self.session.route):
+            self.spent = [[0, 0] for _ in self.session.route]
+        for spent, hop in zip(self.spent, token.times, strict=False):
+            spent[0] += hop.queue
+            spent[1] += hop.compute
+
+    def _timings(self) -> Timings:
+        decoded = self.session.completion_tokens - 1
+        seconds = self.last_token - self.first_token
+        return Timings(
+            queue_ms=round((self.admitted - self.created) * 1e3, 3) if self.admitted else 0.0,
+            ttft_ms=round((self.first_token - self.created) * 1e3, 3) if self.first_token else 0.0,
+            decode_tok_s=round(decoded / seconds, 3) if decoded > 0 and seconds > 0 else 0.0,
+        )

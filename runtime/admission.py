@@ -1,0 +1,121 @@
+"""Who may run: a bounded queue, the KV pages of the scarcest stage, and the slots that keep all stages busy. Pure.
+
+A session is admitted when its history and some tokens more fit beside the others', not when its longest possible output would: if
+pages run out after all, the youngest goes back to the queue (it is replayed later), so that the oldest always gets to its end.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from zrt.runtime.errors import ZrtError
+
+HEADROOM = 64
+"""Tokens a session must have room for beyond its history before it is admitted beside others."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    length: int
+    slot: int
+
+
+class Admission:
+    """Sessions by id. `capacity` is in pages of `page_tokens` tokens, on the stage that has the fewest."""
+
+    def __init__(self, *, capacity: int, page_tokens: int, sessions: int, queue: int, slots: int) -> None:
+        self.capacity = capacity
+        self._page_tokens = page_tokens
+        self._max_sessions = sessions
+        self._max_queue = queue
+        self._queue: deque[tuple[int, int]] = deque()  # id, length
+        self._running: dict[int, _Seat] = {}  # oldest first
+        self._populations = [0] * slots
+
+    def offer(self, session: int, length: int, max_length: int) -> None:
+        """Queue a new session whose history has `length` tokens and may grow to `max_length`.
+
+        ZrtError kv_full: it could never fit; overloaded: the queue is full, with a time to try again after.
+        """
+        needed = self._pages(max_length)
+        if needed > self.capacity:
+            raise ZrtError(
+                "kv_full",
+                f"{max_length} tokens need {needed} KV pages and a stage has {self.capacity}: lower max_tokens or raise [kv] bytes",
+            )
+        if len(self._queue) >= self._max_queue:
+            raise ZrtError(
+                "overloaded", f"{len(self._queue)} sessions wait already; retry after {self.retry_after()} s"
+            )
+        self._queue.append((session, length))
+
+    def retry_after(self) -> int:
+        """Seconds after which a refused client may try again: longer, the more wait."""
+        return max(1, len(self._queue) // max(1, self._max_sessions))
+
+    def admit(self) -> list[tuple[int, int]]:
+        """Sessions that may start now, in order of arrival, each with its slot."""
+        admitted = []
+        while self._queue and len(self._running) < self._max_sessions:
+            session, length = self._queue[0]
+            room = self.capacity - sum(self._pages(seat.length) for seat in self._running.values())
+            if self._running and self._pages(length + HEADROOM) > room:
+                break
+            self._queue.popleft()
+            slot = self._populations.index(min(self._populations))
+            self._populations[slot] += 1
+            self._running[session] = _Seat(length, slot)
+            admitted.append((session, slot))
+        return admitted
+
+    def grow(self, session: int, length: int) -> None:
+        """A running session's history has so many tokens now."""
+        if session in self._running:
+            self._running[session].length = length
+
+    def rebalance(self, session: int) -> int:
+        """The slot a running session should have from now on: another, if that evens the slots out."""
+        seat = self._running[session]
+        least = min(self._populations)
+        if self._populations[seat.slot] - least >= 2:
+            self._populations[seat.slot] -= 1
+            seat.slot = self._populations.index(least)
+            self._populations[seat.slot] += 1
+        return seat.slot
+
+    def youngest(self, of: set[int]) -> int | None:
+        """The one of these running sessions to preempt when their pages run out; None if there is at most one, which must fit alone."""
+        running = [session for session in self._running if session in of]
+        return running[-1] if len(running) > 1 else None
+
+    def preempt(self, session: int) -> None:
+        """A running session goes back to the head of the queue."""
+        seat = self._leave(session)
+        self._queue.appendleft((session, seat.length))
+
+    def remove(self, session: int) -> None:
+        """The session is over, wherever it was."""
+        if session in self._running:
+            self._leave(session)
+        else:
+            self._queue = deque(entry for entry in self._queue if entry[0] != session)
+
+    def place(self, session: int) -> tuple[int, int]:
+        """How many wait before this session (it itself not counted), and how many wait in all."""
+        ids = [entry[0] for entry in self._queue]
+        return ids.index(session), len(ids)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def _leave(self, session: int) -> _Seat:
+        seat = self._running.pop(session)
+        self._populations[seat.slot] -= 1
+        return seat
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self._page_tokens)

@@ -1,0 +1,93 @@
+"""`zrt up --detach`: a cluster that outlives the command and the terminal it was started from."""
+
+import os
+import select
+import subprocess
+import time
+from typing import BinaryIO, Final
+
+import msgspec
+
+from zrt.runtime import running
+from zrt.runtime.client import DOWN_S
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.foreground import say
+from zrt.runtime.lifeline import READY_FD
+from zrt.runtime.spawn import Ready
+from zrt.runtime.up import command
+
+READY_S: Final = 1800.0
+"""How long it may take to be ready: most of it is reading weights."""
+LOOK_MS: Final = 200
+"""How often its log is looked at until then."""
+
+
+def detach(name: str, words: list[str]) -> int:
+    """Start `zrt up` in the background and return 0 when its cluster is ready, else its exit status.
+
+    What it says goes to a log file, and until it is ready to our stderr too. ZrtError deadline; bad_config: the log cannot be written.
+    """
+    path = running.folder() / f"{name}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log_file = path.open("ab")
+    except OSError as error:
+        raise ZrtError("bad_config", f"the log {path} cannot be written: {error}; set ZRT_HOME elsewhere") from None
+    with log_file, path.open("rb") as log:
+        log.seek(0, os.SEEK_END)
+        ours, theirs = os.pipe()
+        with open(ours, "rb") as pipe:
+            try:
+                child = _start(words, log_file, theirs)
+            finally:
+                os.close(theirs)
+            try:
+                line = _first_line(pipe, log)
+            except BaseException:
+                _end(child)
+                raise
+    if not line:
+        return child.wait(DOWN_S) or 1
+    ready = msgspec.json.decode(line, type=Ready)
+    say(f"zrt: {name} is ready at {ready.endpoint} and runs on; `zrt down` ends it; its log is {path}")
+    return 0
+
+
+def _start(words: list[str], log_file: BinaryIO, ready_fd: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command("up", *words),
+        stdin=subprocess.DEVNULL,
+        stdout=log_file,
+        stderr=log_file,
+        start_new_session=True,
+        pass_fds=(ready_fd,),
+        env={**os.environ, READY_FD: str(ready_fd)},
+    )
+
+
+def _first_line(pipe: BinaryIO, log: BinaryIO) -> bytes:
+    """What comes through the pipe, b"" when it ends; meanwhile the log is passed on. ZrtError deadline."""
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    give_up = time.monotonic() + READY_S
+    while not waiting.poll(LOOK_MS):
+        _pass_on(log)
+        if time.monotonic() > give_up:
+            raise ZrtError("deadline", f"the cluster was not ready within {READY_S:g} s and is ended")
+    line = pipe.readline()
+    if not line:
+        _pass_on(log)
+    return line
+
+
+def _pass_on(log: BinaryIO) -> None:
+    if text := log.read().decode(errors="replace"):
+        say(text.removesuffix("\n"))
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    child.terminate()
+    try:
+        child.wait(DOWN_S)
+    except subprocess.TimeoutExpired:
+        child.kill()

@@ -1,0 +1,91 @@
+"""What a command owes its terminal: signals end it in good order, its standard streams exist, and it talks on when nobody listens."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from io import TextIOWrapper
+from types import TracebackType
+from typing import Any, Final, Self, TextIO, TypeVar
+
+import uvloop
+
+ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_T = TypeVar("_T")
+
+
+def open_streams() -> None:
+    """Put /dev/null where a standard stream is closed, so that no pipe or socket of ours takes its number."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows a "?", and that is all
+
+
+def interruptible() -> None:
+    """Let SIGTERM, and SIGHUP where it is not ignored (nohup), raise KeyboardInterrupt as Ctrl-C does."""
+    for number in ending_signals():
+        signal.signal(number, signal.default_int_handler)
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Those that end a command: all of ENDS, but not SIGHUP in a process that was started to outlive its terminal."""
+    return [number for number in ENDS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def say(text: str) -> None:
+    """A line on stderr. A command's work does not end because nobody reads what it says about it."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        mute(sys.stderr)
+
+
+def mute(stream: TextIO) -> None:
+    """Send what is still written to a stream, and what it holds back, nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+class Foreground:
+    """A loop that runs a command's coroutines, one after the other; use it as a context manager."""
+
+    def __enter__(self) -> Self:
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._runner.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.__exit__(kind, error, trace)
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """What `work()` returns. A signal that ends a command cancels it; KeyboardInterrupt once it has cleaned up."""
+        try:
+            return self._runner.run(_cancelled_by_signals(work))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+async def _cancelled_by_signals(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    numbers = ending_signals()
+    for number in numbers:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await work()
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+        interruptible()

@@ -1,0 +1,27 @@
+"""Names for pages of KV by what they hold: equal keys, equal tokens from the history's first on. Pure.
+
+A page's key is a hash of the model, the key of the page before it, and its own token ids, so one key stands for the whole prefix.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import pairwise
+
+
+class PageKeys:
+    """The keys of one growing history. `model` names everything the numbers depend on besides the tokens."""
+
+    def __init__(self, model: str, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._last = blake2b(model.encode(), digest_size=8).digest()
+        self._keys: list[int] = []
+
+    def of(self, tokens: Sequence[int]) -> list[int]:
+        """Keys (64 bits) of the full pages of `tokens`, which begin with what was given before."""
+        ends = range(len(self._keys) * self._page_tokens, len(tokens) + 1, self._page_tokens)
+        for start, stop in pairwise(ends):
+            ids = array("I", tokens[start:stop]).tobytes()
+            self._last = blake2b(self._last + ids, digest_size=8).digest()
+            self._keys.append(int.from_bytes(self._last, "little"))
+        return self._keys[: len(tokens) // self._page_tokens]

@@ -1,0 +1,76 @@
+"""Words of the command line, each read and checked: what argparse calls a type. They raise ArgumentTypeError."""
+
+import argparse
+import re
+
+
+def _number(text: str, least: int, most: int = 2**63 - 1) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not {least} or more" if number < least else f"{text} is too large")
+    return number
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    return _number(text, 1)
+
+
+def count(text: str) -> int:
+    """A whole number from 0."""
+    return _number(text, 0)
+
+
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def temperature(text: str) -> float:
+    """A number from 0."""
+    if not 0 <= (number := _real(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return number
+
+
+def share(text: str) -> float:
+    """A number above 0, at most 1."""
+    if not 0 < (number := _real(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return number
+
+
+def text(given: str) -> str:
+    """Text that can be sent: a command line may hold any bytes."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("it is not UTF-8") from None
+    return given
+
+
+def stop(given: str) -> str:
+    """Text that is not empty."""
+    if not given:
+        raise argparse.ArgumentTypeError("it is empty")
+    return text(given)
+
+
+def ids(text: str) -> list[int]:
+    """Token ids: "1,2,3"."""
+    try:
+        return [_number(part, 0, 2**32 - 1) for part in text.split(",")]
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,2,3") from None
+
+
+def session(text: str) -> int:
+    """A session id, in hexadecimal digits."""
+    if not re.fullmatch("[0-9A-Fa-f]{1,16}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a session id: `zrt status` shows them")
+    return int(text, 16)
