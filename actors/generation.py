@@ -59,13 +59,15 @@ class Generation:
     def piece(self, index: int, text: str, token_ids: list[int]) -> None:
         self.tell(PieceEvent(id=self.delivery.request, index=index, text=text, token_ids=token_ids))
 
-    def progress(self, done: int | None = None, total: int | None = None) -> None:
-        """Where it stands: prompt tokens run of all, tokens generated of those it may, or (given) its place in the queue."""
+    def progress(self, place: tuple[int, int] | None = None) -> None:
+        """Where it stands: its place in the queue (given), tokens generated of those it may, or prompt tokens run of all."""
         session = self.session
-        if done is None or total is None:
+        if place is not None:
+            done, total = place
+        elif session.state is State.DECODING:
+            done, total = session.completion_tokens, session.max_length - session.prompt_tokens
+        else:
             done, total = self.filled, session.prompt_tokens
-            if session.state is State.DECODING:
-                done, total = session.completion_tokens, session.max_length - session.prompt_tokens
         phase = PHASES[session.state]
         self.tell(Progress(id=self.delivery.request, phase=phase, done=done, total=total, message=self.fault))
 

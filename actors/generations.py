@@ -82,8 +82,8 @@ class Generations:
         self._live[session.id] = generation
         generation.accepted()
         self._admit()
-        if session.state is State.QUEUED:
-            self._tell_place(generation)
+        if self._admission.place(session.id) is not None:
+            self._tell(generation)
 
     def cancel(self, session: int) -> None:
         """ZrtError unknown_session when it is not live (any more)."""
@@ -112,13 +112,10 @@ class Generations:
             delivery = generation.delivery
             if delivery.stalled_since is not None:
                 self._tend_stalled(generation, now - delivery.stalled_since)
-            elif generation.session.state in (State.QUEUED, State.PREEMPTED):
-                if delivery.told < now - KEEPALIVE_S:
-                    self._tell_place(generation)
-            elif now - generation.progressed > self._idle_s:
+            elif now - generation.progressed > self._idle_s and self._admission.place(generation.id) is None:
                 self._fail(generation, ZrtError("deadline", f"nothing came of it for {self._idle_s:g} s"))
             elif delivery.told < now - KEEPALIVE_S:
-                generation.progress()
+                self._tell(generation)
         self._unheard = [
             delivery
             for delivery in self._unheard
@@ -133,8 +130,9 @@ class Generations:
             generation.session.finish("cancelled")
             self._end(generation)
 
-    def _tell_place(self, generation: Generation) -> None:
-        generation.progress(*self._admission.place(generation.id))
+    def _tell(self, generation: Generation) -> None:
+        """How it gets on, or its place in the queue."""
+        generation.progress(self._admission.place(generation.id))
 
     def infos(self) -> Iterator[SessionInfo]:
         for generation in self._live.values():

@@ -17,7 +17,7 @@ from zrt.actors.payloads import rows_of
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
 from zrt.runtime.compute.engine import Engine, Outcome, Work
-from zrt.runtime.compute.sampling import SamplingOptions
+from zrt.runtime.compute.sampling import Sampler
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.member import Member
 from zrt.runtime.messages.control import (
@@ -74,9 +74,9 @@ class RoutedSessions:
         for session in list(self._sessions):
             self._forget(session)
 
-    def _forget(self, session: int) -> None:
+    def _forget(self, session: int, page_keys: list[int] | None = None) -> None:
         self._sessions.pop(session, None)
-        self._actor.spawn(self._loop.release(session), f"close {session:016x}")
+        self._actor.spawn(self._loop.release(session, page_keys), f"close {session:016x}")
 
     # ---- what arrives -------------------------------------------------------------------------------------------
 
@@ -89,9 +89,11 @@ class RoutedSessions:
             self._loop.tally.dropped_stale += 1
             raise ZrtError("cancelled", f"epoch {message.epoch} is over, {known.epoch} runs")
         session = StageSession.opened(message)
+        if session.is_last:
+            session.sampler = _sampler(message, engine.spec.vocab_size)
         self._sessions[message.session] = session
         self._loop.drop(message.session)
-        have = await self._loop.lane.run(engine.open, message.session, message.length)
+        have = await self._loop.lane.run(engine.open, message.session, message.length, message.page_keys)
         if self._sessions.get(message.session) is not session:
             raise ZrtError("cancelled", f"epoch {message.epoch} was overtaken")
         return Opened(have)
@@ -101,7 +103,7 @@ class RoutedSessions:
         assert isinstance(message, Close)
         known = self._sessions.get(message.session)
         if known is not None and known.epoch <= message.epoch:
-            self._forget(message.session)
+            self._forget(message.session, message.page_keys)
         return Done()
 
     def _on_credit(self, envelope: Envelope) -> None:
@@ -143,11 +145,8 @@ class RoutedSessions:
 
     def work(self, step: Waiting) -> Work:
         origin: Routed = step.origin
-        sample = None
-        if origin.session.samples(step.seq_pos, step.n, origin.step.until):
-            chosen = origin.session.sampling
-            sample = SamplingOptions(chosen.temperature, chosen.top_k, chosen.top_p, chosen.seed)
-        return Work(step.key, step.seq_pos, step.n, step.rows, sample)
+        samples = origin.session.samples(step.seq_pos, step.n, origin.step.until)
+        return Work(step.key, step.seq_pos, step.n, step.rows, origin.session.sampler if samples else None)
 
     async def deliver(self, turn: Turn, ran: list[tuple[Waiting, Outcome]]) -> None:
         """Send a turn's results on: what is bound for one peer travels as one message."""
@@ -166,12 +165,13 @@ class RoutedSessions:
                 continue
             hop = HopTime(int((turn.started - step.arrived) * 1e6), turn.spent_us)
             onward = session.onward(origin.step, step.seq_pos, step.n, hop)
-            if outcome.token is not None:
-                token = SampledToken(session.session, session.epoch, session.length, outcome.token, onward.times)
-                sampled.append(token)
-                following = session.sampled(outcome.token)
+            if outcome.picked is not None:
+                token, logprobs = outcome.picked.token, outcome.picked.logprobs
+                said = SampledToken(session.session, session.epoch, session.length, token, onward.times, logprobs)
+                sampled.append(said)
+                following = session.sampled(token)
                 if following is not None:
-                    ring[session.next].append((following, outcome.token))
+                    ring[session.next].append((following, token))
             elif session.ends(origin.step.until):
                 self._report(Filled(session.session, session.epoch, session.stage, step.seq_pos + step.n))
             elif output is not None:
@@ -240,3 +240,9 @@ class RoutedSessions:
 
 def _waiting(session: StageSession, step: Step, rows: Tensor, now: float) -> Waiting:
     return Waiting(step.session, step.seq_pos, step.n, rows, now, step.slot, Routed(session, step))
+
+
+def _sampler(message: Open, vocab: int) -> Sampler:
+    return Sampler(
+        message.sampling, tokens=message.tokens, prompt_length=message.prompt_length, eos=message.eos, vocab=vocab
+    )

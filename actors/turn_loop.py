@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from zrt.runtime.compute.engine import Engine, Outcome, TurnResult, Work
@@ -65,13 +65,13 @@ class TurnLoop:
         """Forget the session's steps; they are counted as stale."""
         self.tally.dropped_stale += self._queue.drop(key) + len(self._parked.pop(key, ()))
 
-    async def release(self, key: Hashable) -> None:
-        """Free the session's KV; parked steps are tried again with what came back."""
+    async def release(self, key: Hashable, names: Sequence[int] | None = None) -> None:
+        """Free the session's KV (pages with names stay as cache); parked steps are tried again with what came back."""
         self.drop(key)
         engine = self.engine
         if engine is None:
             return
-        await self.lane.run(engine.close, key)
+        await self.lane.run(engine.close, key, names)
         for steps in self._parked.values():
             for step in reversed(steps):
                 self._queue.put_back(step)

@@ -1,7 +1,8 @@
 """transformers' own `generate`, in a process of its own with its own defaults: the other side of every comparison.
 
-Reads one JSON object a line from stdin, {"prompt": [token ids], "tokens": N}, and answers each with
-{"ids": [...], "ttft_s": seconds to the first token, "decode_s": seconds from the first token to the last}.
+Reads one JSON object a line from stdin, {"prompts": [[token ids], ...], "tokens": N, "cache": "dynamic" | "static"}, and answers each with
+{"ids": [[...], ...], "ttft_s": seconds to the first tokens, "decode_s": seconds from the first tokens to the last}. Several prompts make
+one padded batch.
 """
 
 import json
@@ -9,21 +10,18 @@ import sys
 import time
 
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.generation.streamers import BaseStreamer
+from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
 
-class Clock(BaseStreamer):
-    """Notes when each token came; the first call is the prompt's."""
+class Clock(LogitsProcessor):  # type: ignore[misc]
+    """Notes when the logits of each step are there; changes nothing."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def put(self, value: torch.Tensor) -> None:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass
+        return scores
 
 
 def main(folder: str) -> None:
@@ -31,17 +29,25 @@ def main(folder: str) -> None:
     print(json.dumps({"threads": torch.get_num_threads()}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        prompt = torch.tensor([asked["prompt"]])
+        width = max(map(len, asked["prompts"]))
+        prompts = torch.tensor([[0] * (width - len(ids)) + ids for ids in asked["prompts"]])
+        mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in asked["prompts"]])
         clock = Clock()
         started = time.perf_counter()
         with torch.inference_mode():
             ids = model.generate(
-                prompt, do_sample=False, min_new_tokens=asked["tokens"], max_new_tokens=asked["tokens"], streamer=clock
+                prompts,
+                attention_mask=mask,
+                do_sample=False,
+                min_new_tokens=asked["tokens"],
+                max_new_tokens=asked["tokens"],
+                logits_processor=LogitsProcessorList([clock]),
+                cache_implementation="static" if asked["cache"] == "static" else None,
             )
         answer = {
-            "ids": ids[0, prompt.shape[1] :].tolist(),
-            "ttft_s": clock.times[1] - started,
-            "decode_s": clock.times[-1] - clock.times[1],
+            "ids": ids[:, width:].tolist(),
+            "ttft_s": clock.times[0] - started,
+            "decode_s": clock.times[-1] - clock.times[0],
         }
         print(json.dumps(answer), flush=True)
 

@@ -11,74 +11,15 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
+
+from sides import Baseline, cluster
 
 from zrt.runtime import Client
 from zrt.runtime.models import resolve
 from zrt.runtime.text import Tokenizer
 
 PROMPT = "Tell me a long story about a lighthouse keeper."
-UP_S = 90
-
-
-class Baseline:
-    """bench/baseline.py in its own process, with its own threads."""
-
-    def __init__(self, folder: Path) -> None:
-        script = Path(__file__).with_name("baseline.py")
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.about = self._read()
-
-    def ask(self, prompt: list[int], tokens: int) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"prompt": prompt, "tokens": tokens}) + "\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(30)
-
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-
-@contextmanager
-def cluster(folder: Path, stages: int) -> Iterator[str]:
-    """`zrt up` with so many planned stages; its endpoint."""
-    with tempfile.TemporaryDirectory() as home:
-        conf = Path(home) / "bench.toml"
-        conf.write_text(
-            f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ncontext = 2048\n'
-            + "[[stage]]\n" * stages
-        )
-        environment = {"ZRT_HOME": home}
-        import os
-
-        reader, writer = os.pipe()
-        with open(reader) as pipe:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "zrt.runtime.cli", "up", str(conf)],
-                env=os.environ | environment | {"ZRT_READY_FD": str(writer)},
-                pass_fds=[writer],
-                stderr=subprocess.DEVNULL,
-            )
-            os.close(writer)
-            try:
-                yield json.loads(pipe.readline())["endpoint"]
-            finally:
-                process.terminate()
-                process.wait(30)
 
 
 async def ask(client: Client, prompt: list[int], tokens: int) -> dict[str, Any]:
@@ -100,15 +41,24 @@ async def ask(client: Client, prompt: list[int], tokens: int) -> dict[str, Any]:
     }
 
 
+def faster_cache(baseline: Baseline, prompt: list[int]) -> str:
+    """Which of transformers' two caches decodes faster here."""
+    seconds = {}
+    for cache in ("dynamic", "static"):
+        baseline.ask([prompt], 4, cache)
+        seconds[cache] = baseline.ask([prompt], 24, cache)["decode_s"]
+    return min(seconds, key=lambda cache: seconds[cache])
+
+
 async def measure(endpoint: str, baseline: Baseline, prompt: list[int], tokens: int, rounds: int) -> dict[str, Any]:
     ours, theirs = [], []
     async with Client(endpoint) as client:
         await ask(client, prompt, 8)
-        baseline.ask(prompt, 8)
+        cache = faster_cache(baseline, prompt)
         for _ in range(rounds):
-            theirs.append(await asyncio.to_thread(baseline.ask, prompt, tokens))
-            ours.append(await ask(client, prompt, len(theirs[-1]["ids"])))
-            if ours[-1]["ids"] != theirs[-1]["ids"]:
+            theirs.append(await asyncio.to_thread(baseline.ask, [prompt], tokens, cache))
+            ours.append(await ask(client, prompt, tokens))
+            if ours[-1]["ids"] != theirs[-1]["ids"][0]:
                 raise SystemExit("the two sides do not generate the same tokens")
     steps = len(ours[0]["ids"]) - 1
     zrt_ms = [1e3 * one["decode_s"] / steps for one in ours]
@@ -118,6 +68,7 @@ async def measure(endpoint: str, baseline: Baseline, prompt: list[int], tokens: 
         for stage in range(len(ours[0]["compute_ms"]))
     ]
     return {
+        "cache": cache,
         "tokens": steps + 1,
         "rounds": rounds,
         "zrt_ms_token": round(statistics.median(zrt_ms), 2),

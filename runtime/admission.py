@@ -99,10 +99,10 @@ class Admission:
         else:
             self._queue = deque(entry for entry in self._queue if entry[0] != session)
 
-    def place(self, session: int) -> tuple[int, int]:
-        """How many wait before this session (it itself not counted), and how many wait in all."""
+    def place(self, session: int) -> tuple[int, int] | None:
+        """How many wait before this session, and how many wait in all; None if it does not wait."""
         ids = [entry[0] for entry in self._queue]
-        return ids.index(session), len(ids)
+        return (ids.index(session), len(ids)) if session in ids else None
 
     @property
     def running(self) -> int:

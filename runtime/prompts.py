@@ -6,7 +6,7 @@ from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.messages.client import Generate
-from zrt.runtime.messages.control import Sampling
+from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.text import GenerationDefaults, Tokenizer, eos_ids, generation_defaults
 
 
@@ -71,5 +71,5 @@ class Prompts:
             defaults.temperature if request.temperature is None else request.temperature,
             defaults.top_k if request.top_k is None else request.top_k,
             defaults.top_p if request.top_p is None else request.top_p,
-            seed,
+            seed=seed,
         )

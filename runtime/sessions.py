@@ -10,7 +10,8 @@ from typing import Protocol
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import FinishReason
-from zrt.runtime.messages.control import Address, Sampling
+from zrt.runtime.messages.control import Address
+from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.stops import StopMatcher
 
 

@@ -1,15 +1,20 @@
 """A routed session as one stage sees it: where its results go, and at the last stage how far the ring may run. Pure."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Address, Open, Sampling
+from zrt.runtime.messages.control import Address, Open
 from zrt.runtime.messages.header import HopTime, Step
+
+if TYPE_CHECKING:
+    from zrt.runtime.compute.sampling import Sampler
 
 
 @dataclass(slots=True)
 class StageSession:
-    """Built from `Open`. `length` is the history's length as far as this stage knows; the last stage makes it grow."""
+    """Built from `Open`. `length` is the history's length as far as this stage knows; the last stage makes it grow, by what its `sampler`
+    picks."""
 
     session: int
     epoch: int
@@ -20,7 +25,7 @@ class StageSession:
     eos: frozenset[int]
     max_length: int
     credit: int
-    sampling: Sampling
+    sampler: "Sampler | None" = None
     held: int | None = field(default=None)  # a token that waits for credit
 
     @classmethod
@@ -30,6 +35,9 @@ class StageSession:
             raise ZrtError("bad_request", f"open: stage {message.stage} is not on a route of {len(message.route)}")
         if message.length < 1:
             raise ZrtError("bad_request", f"open: length {message.length}, a history has at least one token")
+        if message.tokens and len(message.tokens) != message.length:
+            text = f"open: {len(message.tokens)} tokens for a history of length {message.length}"
+            raise ZrtError("bad_request", text)
         return cls(
             message.session,
             message.epoch,
@@ -40,7 +48,6 @@ class StageSession:
             frozenset(message.eos),
             message.max_length,
             message.credit,
-            message.sampling,
         )
 
     @property

@@ -1,13 +1,12 @@
-"""Text to token ids, and what a model folder says about tokens.
+"""Text to token ids and back, by a model's own tokenizer.
 
 Built on tokenizers and jinja2 alone: transformers takes half a second to import, and some of its versions bring torch.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-import msgspec
 import tokenizers
 
 from zrt.runtime.errors import ZrtError
@@ -102,65 +101,3 @@ def clean_up(text: str) -> str:
     for spaced, clean in CLEAN_UP:
         text = text.replace(spaced, clean)
     return text
-
-
-class GenerationDefaults(msgspec.Struct, frozen=True):
-    """How a model's makers want it sampled. Temperature 0 is greedy; top_k 0 and top_p 1 are off."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-
-class _Tokens(msgspec.Struct):
-    eos_token_id: int | list[int] | None = None
-
-
-class _Generation(_Tokens):
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-
-
-def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Every id that ends an answer: the union of config.json, generation_config.json and the tokenizer.
-
-    They differ in practice: the tokenizer may name the end of a text and generation_config the end of a turn.
-    Errors: bad_model.
-    """
-    ids: set[int] = set()
-    for said in (_read(folder / "config.json", _Tokens), _read(folder / "generation_config.json", _Generation)):
-        if isinstance(said.eos_token_id, int):
-            ids.add(said.eos_token_id)
-        else:
-            ids.update(said.eos_token_id or ())
-    if tokenizer is not None and tokenizer.eos_id is not None:
-        ids.add(tokenizer.eos_id)
-    return frozenset(ids)
-
-
-def generation_defaults(folder: Path) -> GenerationDefaults:
-    """What generation_config.json asks for. As in transformers, a model that does not say `do_sample` is greedy.
-    Errors: bad_model."""
-    said = _read(folder / "generation_config.json", _Generation)
-    if not said.do_sample:
-        return GenerationDefaults()
-    return GenerationDefaults(
-        temperature=1.0 if said.temperature is None else said.temperature,
-        top_k=said.top_k or 0,
-        top_p=1.0 if said.top_p is None else said.top_p,
-    )
-
-
-_Said = TypeVar("_Said", bound=_Tokens)
-
-
-def _read(file: Path, kind: type[_Said]) -> _Said:
-    """`file` as `kind`, other keys left alone; an empty one if the folder has no such file."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return kind()
-    except (OSError, msgspec.DecodeError) as error:
-        raise ZrtError("bad_model", f"{file} cannot be read: {error}") from error

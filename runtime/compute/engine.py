@@ -14,7 +14,7 @@ from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.pages import PoolStats
-from zrt.runtime.compute.sampling import SamplingOptions, sample
+from zrt.runtime.compute.sampling import Picked, Sampler, pick
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.weights import RandomCheckpoint, open_checkpoint
@@ -27,7 +27,7 @@ from zrt.runtime.tensors import DTYPES, dtype_name
 class Work:
     """One step of a turn: `rows` are token ids int64 [n] on the first stage, hidden states [n, hidden] elsewhere.
 
-    With `sample`, the last stage picks the token that follows the step's last one; with `logits`, it returns that position's logits.
+    With a `sampler`, the last stage picks the token that follows the step's last one; with `logits`, it returns that position's logits.
     `opens` makes a session that nobody opened, where the step begins at its first token.
     """
 
@@ -35,7 +35,7 @@ class Work:
     seq_pos: int
     n: int
     rows: Tensor
-    sample: SamplingOptions | None = None
+    sampler: Sampler | None = None
     logits: bool = False
     opens: bool = False
 
@@ -50,7 +50,7 @@ class Outcome:
     have: int
     fault: ZrtError | None = None
     first: int = -1
-    token: int | None = None
+    picked: Picked | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +107,20 @@ class Engine:
         """The model's dtype by its name on the wire."""
         return dtype_name(self.shard.dtype)
 
-    def open(self, key: Hashable, length: int) -> int:
-        """Make room for a session whose history has `length` tokens; how many of them are held already."""
-        self.cache.open(key)
-        have = self.cache.have(key)
-        if have > length:
+    def open(self, key: Hashable, length: int, names: Sequence[int] = ()) -> int:
+        """Make room for a session whose history has `length` tokens, in pages of these names; how many of them are held already."""
+        if key in self.cache:
             self.cache.rewind(key, length)
-            have = length
-        return have
+        self.cache.open(key, names)
+        return self.cache.have(key)
 
     def have(self, key: Hashable) -> int:
         """Tokens held of a session, 0 if it is unknown."""
         return self.cache.have(key) if key in self.cache else 0
 
-    def close(self, key: Hashable) -> None:
-        self.cache.close(key)
+    def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
+        """End a session; what has a name stays as cache."""
+        self.cache.close(key, names)
 
     def stats(self) -> PoolStats:
         return self.cache.stats()
@@ -131,7 +130,7 @@ class Engine:
         steps: list[Step] = []
         faults: dict[int, ZrtError] = {}
         for index, work in enumerate(works):
-            step = Step(work.key, work.seq_pos, work.n, logits=work.sample is not None or work.logits)
+            step = Step(work.key, work.seq_pos, work.n, logits=work.sampler is not None or work.logits)
             try:
                 if work.opens and work.seq_pos == 0:
                     self.cache.open(work.key)
@@ -147,26 +146,27 @@ class Engine:
         if ran:
             x = ran[0].rows if len(ran) == 1 else torch.cat([work.rows for work in ran])
             output = self._decoder.forward(steps, x)
-        tokens = iter(self._sample(ran, output))
+        picked = iter(self._pick(ran, output))
         outcomes = []
         row = 0
         for index, work in enumerate(works):
             if index in faults:
                 outcomes.append(Outcome(self.have(work.key), faults[index]))
                 continue
-            rows = (1 if work.sample or work.logits else 0) if self.shard.is_last else work.n
-            token = next(tokens) if work.sample and self.shard.is_last else None
+            rows = (1 if work.sampler or work.logits else 0) if self.shard.is_last else work.n
+            token = next(picked) if work.sampler and self.shard.is_last else None
             outcomes.append(Outcome(work.seq_pos + work.n, None, row if rows else -1, token))
             row += rows
         return TurnResult(outcomes, output)
 
-    def _sample(self, ran: Sequence[Work], output: Tensor | None) -> list[int]:
+    def _pick(self, ran: Sequence[Work], output: Tensor | None) -> list[Picked]:
         if not self.shard.is_last or output is None:
             return []
-        asking = [work for work in ran if work.sample or work.logits]
-        rows = [row for row, work in enumerate(asking) if work.sample]
+        asking = [work for work in ran if work.sampler or work.logits]
+        rows = [row for row, work in enumerate(asking) if work.sampler]
         if not rows:
             return []
-        options = [work.sample for work in asking if work.sample]
-        positions = [work.seq_pos + work.n for work in asking if work.sample]
-        return sample(output if len(rows) == len(asking) else output[rows], options, positions)
+        samplers = [work.sampler for work in asking if work.sampler]
+        positions = [work.seq_pos + work.n for work in asking if work.sampler]
+        logits = output[:, : self.spec.vocab_size]  # a head may be padded
+        return pick(logits if len(rows) == len(asking) else logits[rows], samplers, positions)

@@ -2,13 +2,14 @@
 
 Memory is a slab of rows, one row a session, each long enough for the whole context and laid out `[block, k|v, kv head, token, head_dim]`,
 so that attention reads a session's keys in place. The slab is address space, not memory: pages the kernel has not been asked to fill
-cost nothing, and a closed session's row is given back to it. How many tokens may be held at once is counted in pages by `PagePool`.
+cost nothing, and what a row no longer holds is given back to it. How many tokens may be held at once is counted in pages by `PagePool`,
+which also keeps closed sessions' pages as cache; a session that begins like another copies what they have in common.
 """
 
 import ctypes
 import mmap
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 import torch
@@ -49,43 +50,42 @@ class KVCache:
                 f"a KV budget of {budget} bytes is less than one page of blocks {blocks[0]}-{blocks[1]}: {page_bytes} bytes",
             )
         self.context = context
-        self._pages = PagePool(budget // page_bytes, page_tokens, page_bytes)
-        self._free_rows = list(range(sessions))[::-1]
-        self._rows: dict[Hashable, int] = {}
-        self._memory = _Slab(sessions, (num_blocks, 2, spec.num_kv_heads, context, spec.head_dim), dtype)
+        self._pages = PagePool(budget // page_bytes, page_tokens, page_bytes, sessions)
+        self._memory = _Slab(self._pages.rows, (num_blocks, 2, spec.num_kv_heads, context, spec.head_dim), dtype)
 
     @property
     def slab(self) -> Tensor:
-        """[sessions, blocks, 2, kv heads, context, head_dim]: keys at index 0 of the third dimension, values at 1."""
+        """[rows, blocks, 2, kv heads, context, head_dim]: keys at index 0 of the third dimension, values at 1."""
         return self._memory.tensor
 
     def __contains__(self, key: Hashable) -> bool:
-        return key in self._rows
+        return key in self._pages
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._pages)
 
-    def open(self, key: Hashable) -> None:
-        """Begin a session with no tokens; one that is open stays as it is. `overloaded` when every row is taken."""
-        if key in self._rows:
+    def open(self, key: Hashable, names: Sequence[int] = ()) -> None:
+        """Begin a session whose history's pages have these names, holding the longest prefix that is cached.
+
+        One that is open goes on under the new names. `overloaded` when all sessions are taken.
+        """
+        if key in self._pages:
+            self._pages.rename(key, names)
             return
-        if not self._free_rows:
-            raise ZrtError("overloaded", f"all {len(self._rows)} sessions of the KV cache are taken")
-        self._rows[key] = self._free_rows.pop()
-        self._pages.open(key)
+        opening = self._pages.open(key, names)
+        self._give_back()
+        if opening.source != opening.row:
+            slab = self.slab
+            slab[opening.row, ..., : opening.tokens, :] = slab[opening.source, ..., : opening.tokens, :]
 
-    def close(self, key: Hashable) -> None:
-        """End a session: its pages and its memory come back. Closing twice is nothing."""
-        self._pages.close(key)
-        row = self._rows.pop(key, None)
-        if row is not None:
-            self._memory.give_back(row)
-            self._free_rows.append(row)
+    def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
+        """End a session: its full pages that have names become cache, the others' memory comes back. Closing twice is nothing."""
+        self._pages.close(key, names)
+        self._give_back()
 
     def row(self, key: Hashable) -> int:
         """The row of the slab that holds the session."""
-        self._pages.have(key)
-        return self._rows[key]
+        return self._pages.row(key)
 
     def have(self, key: Hashable) -> int:
         """Tokens the session holds."""
@@ -94,8 +94,7 @@ class KVCache:
     def rewind(self, key: Hashable, n: int) -> None:
         """Forget tokens from `n` on and give back the pages beyond what is then held."""
         self._pages.rewind(key, n)
-        if self._pages.have(key) == 0:
-            self._memory.give_back(self._rows[key])
+        self._give_back()
 
     def reserve(self, key: Hashable, upto: int) -> None:
         """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be; nothing changes then."""
@@ -104,6 +103,7 @@ class KVCache:
                 "context_exceeded", f"session {key!r} would hold {upto} tokens; the context is {self.context}"
             )
         self._pages.reserve(key, upto)
+        self._give_back()
 
     def commit(self, key: Hashable, upto: int) -> None:
         """Say that tokens `[0, upto)` have been written."""
@@ -111,6 +111,10 @@ class KVCache:
 
     def stats(self) -> PoolStats:
         return self._pages.stats()
+
+    def _give_back(self) -> None:
+        for freed in self._pages.freed():
+            self._memory.give_back(freed.row, freed.start)
 
 
 class _Slab:
@@ -134,8 +138,25 @@ class _Slab:
             torch.frombuffer(memory, dtype=dtype).view(rows, row_numbers)[:, :numbers].view(rows, *shape)
         )
 
-    def give_back(self, row: int) -> None:
-        """Return a row's memory to the kernel; it reads as zeros afterwards. The call holds no GIL, since a long row takes milliseconds."""
-        start = ctypes.c_void_p(self.tensor.data_ptr() + row * self._row_bytes)
-        if _LIBC.madvise(start, ctypes.c_size_t(self._row_bytes), mmap.MADV_DONTNEED) != 0:
+    def give_back(self, row: int, start: int) -> None:
+        """Return a row's memory from token `start` on to the kernel; it reads as zeros afterwards.
+
+        Only whole pages of the kernel go. The calls hold no GIL, since a long row takes milliseconds.
+        """
+        numbers = self.tensor[row]
+        if start == 0:
+            self._advise(numbers.data_ptr(), self._row_bytes)
+            return
+        token = numbers.shape[-1] * numbers.itemsize
+        first, end = start * token, numbers.shape[-2] * token
+        for head in range(numbers.shape[0] * numbers.shape[1] * numbers.shape[2]):
+            self._advise(numbers.data_ptr() + head * end + first, end - first)
+
+    def _advise(self, start: int, size: int) -> None:
+        page = os.sysconf("SC_PAGE_SIZE")
+        aligned = -(-start // page) * page
+        size = (start + size - aligned) // page * page
+        if size <= 0:
+            return
+        if _LIBC.madvise(ctypes.c_void_p(aligned), ctypes.c_size_t(size), mmap.MADV_DONTNEED) != 0:
             raise ZrtError("internal", f"madvise failed: {os.strerror(ctypes.get_errno())}")

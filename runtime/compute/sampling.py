@@ -1,12 +1,15 @@
 """Choosing the next token from logits.
 
-Order of the restrictions: temperature, top-k, top-p, as transformers' generate applies them. A draw depends on the logits, the options and
-(seed, position) alone: there is no generator state, so a replay picks the same token whatever the batch or the cut.
+The order is that of transformers' `generate`: logit bias, repetition penalty, minimum length; then temperature, top-k, top-p, min-p. What
+transformers lacks, OpenAI's presence and frequency penalties, stands after the repetition penalty, as in vLLM. A draw depends on the
+logits, the options, the session's history and (seed, position) alone: there is no generator state, so a replay picks the same tokens
+whatever the batch or the cut.
 """
 
 import hashlib
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,8 +17,8 @@ import torch
 from torch import Tensor
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.sampling import Logprob, Sampling, TokenLogprobs
 
-SEED_MAX: Final = 2**64 - 1
 TOP_P_GUESSES: Final = (
     1024,
     16384,
@@ -23,54 +26,133 @@ TOP_P_GUESSES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How to choose. `temperature` 0 is greedy and leaves the rest unused; `top_k` 0 and `top_p` 1 are off. `bad_request` when out of range."""
+class Picked:
+    """One token, and what the model thought of it if the session asked for that."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
+    token: int
+    logprobs: TokenLogprobs | None = None
 
-    def __post_init__(self) -> None:
-        ranges = (
-            ("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number from 0 on"),
-            ("top_k", self.top_k, self.top_k >= 0, "a whole number from 0 on (0: off)"),
-            ("top_p", self.top_p, 0 <= self.top_p <= 1, "a number from 0 to 1 (1: off)"),
-            ("seed", self.seed, 0 <= self.seed <= SEED_MAX, "a whole number of 64 bits, from 0 on"),
-        )
-        for name, value, fits, wanted in ranges:
-            if not fits:
-                raise ZrtError("bad_request", f"{name} is {value}; it must be {wanted}")
+
+class Sampler:
+    """Picks one session's tokens, one after the other. Made for one epoch: it starts from the history as it is then.
+
+    `tokens` is that history, of which the first `prompt_length` are the prompt; `eos` are the ids that end the generation. They may be
+    left out where no penalty and no minimum length needs them.
+    """
+
+    def __init__(
+        self,
+        options: Sampling,
+        *,
+        tokens: Sequence[int] = (),
+        prompt_length: int = 0,
+        eos: Sequence[int] = (),
+        vocab: int = sys.maxsize,
+    ) -> None:
+        """ZrtError bad_request: an id outside of the vocabulary, or a prompt longer than the history."""
+        self.options = options
+        penalised = bool(options.repetition_penalty != 1 or options.presence_penalty or options.frequency_penalty)
+        self.greedy = options.temperature == 0
+        self.adjusts = penalised or bool(options.logit_bias or options.min_tokens)
+        _check("logit_bias", options.logit_bias, vocab)
+        if options.min_tokens:
+            _check("eos", eos, vocab)
+        if penalised:
+            _check("tokens", tokens, vocab)
+            if prompt_length > len(tokens):
+                text = f"prompt_length is {prompt_length}, but the history has {len(tokens)} tokens"
+                raise ZrtError("bad_request", text)
+        self._prompt_length = prompt_length
+        self._history = _History(tokens, prompt_length) if penalised else None
+        self._device = torch.device("cpu")
+        self._biased = torch.tensor(list(options.logit_bias), dtype=torch.int64)
+        self._bias = torch.tensor(list(options.logit_bias.values()), dtype=torch.float32)
+        self._eos = torch.tensor(list(eos) if options.min_tokens else [], dtype=torch.int64)
+
+    def adjust(self, logits: Tensor, position: int) -> Tensor:
+        """Logits float32 [vocab] with bias, penalties and minimum length applied; those given are left as they are."""
+        if not self.adjusts:
+            return logits
+        if logits.device != self._device:
+            self._move(logits.device)
+        options, scores = self.options, logits.clone()
+        if options.logit_bias:
+            scores[self._biased] += self._bias
+        if self._history is not None:
+            self._history.penalise(scores, options)
+        if position - self._prompt_length < options.min_tokens:
+            scores[self._eos] = -math.inf
+        return scores
+
+    def pick(self, logits: Tensor, position: int) -> int:
+        """The token at `position`, from logits float32 [vocab]."""
+        scores = self.adjust(logits, position)
+        if self.greedy:
+            return int(scores.argmax())
+        ids, probabilities = restrict(scores, self.options)
+        return int(ids[_draw(probabilities, uniform(self.options.seed, position))])
+
+    def took(self, token: int) -> None:
+        """The token is part of the history now."""
+        if self._history is not None:
+            self._history.add(token)
+
+    def _move(self, device: torch.device) -> None:
+        """To where the logits are; happens once."""
+        self._device = device
+        self._biased, self._bias, self._eos = (x.to(device) for x in (self._biased, self._bias, self._eos))
+        if self._history is not None:
+            self._history.move(device)
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, options: Sequence[SamplingOptions], positions: Sequence[int]) -> list[int]:
-    """One token id a row of logits float32 [rows, vocab]. `positions` are those of the tokens being chosen, counted from 0 in their sequence.
+def pick(logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int]) -> list[Picked]:
+    """One token a row of logits float32 [rows, vocab]. `positions` are those of the tokens being chosen, counted from 0 in their sequence.
 
     `internal` when a row's greatest logit is not finite: the model overflowed.
     """
     top, greedy = logits.max(dim=1)
     if not bool(top.isfinite().all()):
         raise ZrtError("internal", "the model's logits are not finite; a wider dtype (float32, bfloat16) may help")
-    tokens = greedy.tolist()
-    for row, (option, position) in enumerate(zip(options, positions, strict=True)):
-        if option.temperature > 0:
-            ids, probabilities = restrict(logits[row], option)
-            tokens[row] = int(ids[_draw(probabilities, uniform(option.seed, position))])
-    return tokens
+    tokens: list[int] = greedy.tolist()
+    for row, (sampler, position) in enumerate(zip(samplers, positions, strict=True)):
+        if sampler.adjusts or not sampler.greedy:
+            tokens[row] = sampler.pick(logits[row], position)
+            sampler.took(tokens[row])
+    asking = [row for row, sampler in enumerate(samplers) if sampler.options.logprobs is not None]
+    said: dict[int, TokenLogprobs] = {}
+    if asking:
+        counts = [samplers[row].options.logprobs or 0 for row in asking]
+        said = dict(zip(asking, logprobs(logits[asking], [tokens[row] for row in asking], counts), strict=True))
+    return [Picked(token, said.get(row)) for row, token in enumerate(tokens)]
 
 
-def restrict(logits: Tensor, options: SamplingOptions) -> tuple[Tensor, Tensor]:
+def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """Of each row of logits float32 [rows, vocab]: the log-probability of its token, and those of its `counts[row]` likeliest."""
+    scores = logits.double().log_softmax(dim=1)
+    chosen = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None]).squeeze(1).tolist()
+    top = scores.topk(min(max(counts), scores.shape[1]), dim=1)
+    rows = zip(tokens, chosen, counts, top.indices.tolist(), top.values.tolist(), strict=True)
+    return [
+        TokenLogprobs(token, own, [Logprob(*pair) for pair in zip(ids[:count], values[:count], strict=True)])
+        for token, own, count, ids, values in rows
+    ]
+
+
+def restrict(logits: Tensor, options: Sampling) -> tuple[Tensor, Tensor]:
     """The tokens that may be drawn from logits [vocab], in the order of their ids, and their probabilities (float64, sum 1).
 
-    Both restrictions are thresholds, so tokens of equal logits are kept or dropped together.
+    All restrictions are thresholds, so tokens of equal logits are kept or dropped together.
     """
-    scores = logits.double() / options.temperature
-    threshold = -math.inf
+    scores = logits.double()
+    scores = (scores - scores.max()) / options.temperature
+    threshold = -sys.float_info.max  # what is ruled out altogether is below
     if options.top_k:
-        threshold = float(scores.topk(min(options.top_k, len(scores))).values[-1])
+        threshold = max(threshold, float(scores.topk(min(options.top_k, len(scores))).values[-1]))
     if options.top_p < 1:
         threshold = max(threshold, _nucleus(scores[scores >= threshold], options.top_p))
+    if options.min_p:
+        threshold = max(threshold, math.log(options.min_p))
     ids = (scores >= threshold).nonzero().squeeze(1)
     return ids, scores[ids].softmax(dim=0)
 
@@ -79,6 +161,43 @@ def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) with 53 random bits: BLAKE2b of the two."""
     digest = hashlib.blake2b(seed.to_bytes(8, "little") + position.to_bytes(8, "little"), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
+
+
+class _History:
+    """One session's tokens on the device of its logits, growing. Tokens that occur twice are there twice."""
+
+    def __init__(self, tokens: Sequence[int], prompt_length: int) -> None:
+        self._tokens = torch.tensor(tokens, dtype=torch.int64)
+        self._length = len(tokens)
+        self._prompt_length = prompt_length
+
+    def add(self, token: int) -> None:
+        if self._length == len(self._tokens):
+            self._tokens = torch.cat([self._tokens, torch.empty_like(self._tokens), self._tokens.new_empty(64)])
+        self._tokens[self._length] = token
+        self._length += 1
+
+    def move(self, device: torch.device) -> None:
+        self._tokens = self._tokens.to(device)
+
+    def penalise(self, scores: Tensor, options: Sampling) -> None:
+        """Change `scores` in place. Writing by index is exact though indices repeat: all occurrences write the same value."""
+        seen = self._tokens[: self._length]
+        if options.repetition_penalty != 1:
+            held = scores[seen]
+            scores[seen] = torch.where(held < 0, held * options.repetition_penalty, held / options.repetition_penalty)
+        generated = seen[self._prompt_length :]
+        if options.presence_penalty:
+            scores[generated] = scores[generated] - options.presence_penalty
+        if options.frequency_penalty:
+            each = scores.new_full((len(generated),), options.frequency_penalty)
+            scores.index_add_(0, generated, each, alpha=-1)
+
+
+def _check(what: str, ids: Iterable[int], vocab: int) -> None:
+    highest = max(ids, default=-1)
+    if highest >= vocab:
+        raise ZrtError("bad_request", f"{what}: token id {highest} is outside the vocabulary of {vocab}")
 
 
 def _nucleus(scores: Tensor, top_p: float) -> float:

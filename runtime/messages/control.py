@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from zrt.runtime.messages.header import U32, U64, HopTime
+from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 
 ActorKind = Literal["coordinator", "block_server", "supervisor"]
 ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drained", "stopped", "failed"]
@@ -139,13 +140,17 @@ class LoadProgress(Control):
 
 
 class SampledToken(Struct, array_like=True):
-    """One token the last stage picked: it stands at history index `index`; `times` are its step's, one entry a stage."""
+    """One token the last stage picked: it stands at history index `index`; `times` are its step's, one entry a stage.
+
+    `logprobs` are there if the session asked for them.
+    """
 
     session: U64
     epoch: U64
     index: U64
     token: U64
     times: list[HopTime] = []
+    logprobs: TokenLogprobs | None = None
 
 
 class Sampled(Control):
@@ -198,22 +203,13 @@ class Assign(Control):
     assignment: Assignment
 
 
-class Sampling(Struct, frozen=True):
-    """How the last stage picks a token; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
-
-    temperature: float = 0.0
-    top_k: U64 = 0
-    top_p: float = 1.0
-    seed: U64 = 0
-
-
 class Open(Control):
     """Adopt this epoch of a session before any of its steps; the reply is `Opened`.
 
     `route` are the replicas in stage order and `stage` the receiver's place in it. `length` is the number of tokens the history has now,
     and `page_keys` name its full pages (see page_keys.py). To the last stage alone: the token ids, how many of them are the prompt, where
-    generation stops (`eos`; `max_length`: the history's largest length), how to sample, and `credit`: the history length up to which the
-    ring may run unasked.
+    generation stops (`eos`: the ids that end it; `max_length`: the history's largest length), how to sample, and `credit`: the history
+    length up to which the ring may run unasked.
     """
 
     session: U64

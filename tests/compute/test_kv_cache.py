@@ -1,5 +1,6 @@
 """KV memory: pages are counted exactly, and memory that is not used is not taken."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,12 +33,14 @@ def _fails(kind: str, call: Callable[[str, int], None], key: str, n: int) -> Non
 
 @given(st.lists(OPERATIONS, max_size=40))
 def test_free_cached_and_used_always_make_the_total(operations) -> None:
-    pool = PagePool(total=10, page_tokens=16, page_bytes=64)
+    pool = PagePool(total=10, page_tokens=16, page_bytes=64, sessions=8)
     owned: dict[str, int] = {}  # what each session should own, in pages
     have: dict[str, int] = {}
     for operation, key, n in operations:
         known, pages = key in owned, -(-n // 16)
         match operation:
+            case "open" if known:
+                pass
             case "open":
                 pool.open(key)
                 owned.setdefault(key, 0)
@@ -69,7 +72,7 @@ def test_free_cached_and_used_always_make_the_total(operations) -> None:
 
 
 def test_a_refused_reservation_tells_the_numbers_and_changes_nothing() -> None:
-    pool = PagePool(total=10, page_tokens=16, page_bytes=64)
+    pool = PagePool(total=10, page_tokens=16, page_bytes=64, sessions=8)
     pool.open("a")
     pool.open("b")
     pool.reserve("a", 100)
@@ -158,6 +161,7 @@ def _resident() -> int:
     "forget", [lambda cache: cache.close("a"), lambda cache: cache.rewind("a", 0)], ids=["close", "rewind to 0"]
 )
 def test_memory_is_taken_when_it_is_written_and_given_back_when_it_is_forgotten(forget) -> None:
+    gc.collect()
     before = _resident()
     cache = _cache(context=16384, sessions=64)  # 64 MiB a session, 4 GiB of address space
     cache.open("a")
@@ -174,7 +178,7 @@ def test_memory_is_taken_when_it_is_written_and_given_back_when_it_is_forgotten(
 @given(st.integers(1, 5), st.integers(1, 70))
 def test_rows_of_any_context_do_not_overlap(sessions, context) -> None:
     cache = _cache(context=context, sessions=sessions)
-    for row in range(sessions):
+    for row in range(len(cache.slab)):
         cache.slab[row].fill_(float(row))
-    for row in range(sessions):
+    for row in range(len(cache.slab)):
         assert bool((cache.slab[row] == row).all())

@@ -35,7 +35,7 @@ class Hub:
 
     async def open(self, session: int, epoch: int, *, length: int = len(PROMPT), credit: int = 0) -> int:
         message = Open(session, epoch, 0, 0, [self.server.address], length)
-        message.tokens, message.prompt_length = PROMPT, len(PROMPT)
+        message.tokens, message.prompt_length = (PROMPT * 2)[:length], len(PROMPT)
         message.max_length, message.credit = 200, credit
         reply = await self.actor.ask(self.server.address, message, timeout=WAIT_S)
         assert isinstance(reply.body, Opened)

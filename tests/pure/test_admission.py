@@ -124,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         session = self.made.youngest(self.known)
         if session is not None:
             self.made.preempt(session)
-            assert self.made.place(session)[0] == 0
+            assert self.made.place(session) == (0, self.made.waiting)
 
     @invariant()
     def books_are_right(self) -> None:

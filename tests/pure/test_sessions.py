@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Sampling
+from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.sessions import MOVES, Session, Span, State, replay_spans
 from zrt.runtime.stops import StopMatcher
 

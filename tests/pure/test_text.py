@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.generation_config import GenerationDefaults, eos_ids, generation_defaults
 from zrt.runtime.templates import ChatTemplate
-from zrt.runtime.text import GenerationDefaults, Tokenizer, eos_ids, generation_defaults
+from zrt.runtime.text import Tokenizer
 
 Folder = Callable[..., Path]
 WRITES_BOS = (
@@ -242,14 +243,14 @@ def test_nothing_here_imports_torch(tokenizer_folder: Folder) -> None:
     program = """
 import sys
 from pathlib import Path
-from zrt.runtime import config, detokenise, models, plan, stops, text
+from zrt.runtime import config, detokenise, generation_config, models, plan, stops, text
 folder = Path(sys.argv[1])
 tokenizer = text.Tokenizer.open(folder)
 ids = tokenizer.encode_chat([{"role": "user", "content": "he had"}]) + tokenizer.encode_raw("he had")
 detokeniser = detokenise.Detokeniser(tokenizer)
 said = "".join(map(detokeniser.push, ids)) + detokeniser.finish()
 assert said == tokenizer.decode(ids), said
-text.eos_ids(folder, tokenizer), text.generation_defaults(folder)
+generation_config.eos_ids(folder, tokenizer), generation_config.generation_defaults(folder)
 config.load()
 plan.plan([1, 1], 0, 0, [plan.Wish()])
 stops.StopMatcher(["x"]).push("y")

@@ -1,0 +1,68 @@
+"""The two sides of a comparison, each in processes of its own: a zrt cluster, and transformers (baseline.py)."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Baseline:
+    """bench/baseline.py; `about` is what it says of itself."""
+
+    def __init__(self, folder: Path) -> None:
+        script = Path(__file__).with_name("baseline.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.about = self._read()
+
+    def ask(self, prompts: list[list[int]], tokens: int, cache: str) -> dict[str, Any]:
+        """Blocks until the answer is there."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens, "cache": cache}) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+
+@contextmanager
+def cluster(folder: Path, stages: int, *, context: int = 4096, sessions: int = 64) -> Iterator[str]:
+    """`zrt up` with so many planned stages; its endpoint."""
+    with tempfile.TemporaryDirectory() as home:
+        conf = Path(home) / "bench.toml"
+        conf.write_text(
+            f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ncontext = {context}\n'
+            f"[limits]\nsessions = {sessions}\n" + "[[stage]]\n" * stages
+        )
+        reader, writer = os.pipe()
+        with open(reader) as pipe:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "zrt.runtime.cli", "up", str(conf)],
+                env=os.environ | {"ZRT_HOME": home, "ZRT_READY_FD": str(writer)},
+                pass_fds=[writer],
+                stderr=subprocess.DEVNULL,
+            )
+            os.close(writer)
+            try:
+                yield json.loads(pipe.readline())["endpoint"]
+            finally:
+                process.terminate()
+                process.wait(30)
