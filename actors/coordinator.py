@@ -294,7 +294,7 @@ class Coordinator(Actor):
         try:
             return self.reply_bare(bare, encode_event(event))
         except ZrtError as error:
-            log.warning("a client takes no replies: %s", error)
+            self._complaints.add("client", f"a client takes no replies: {error}")
             return False
 
     def _subscribe(self, bare: Bare, request: str) -> None:

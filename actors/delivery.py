@@ -37,6 +37,8 @@ class Delivery:
         if isinstance(event, Piece) and isinstance(last, Piece):
             last.text += event.text
             last.token_ids += event.token_ids
+            if last.logprobs is not None:
+                last.logprobs += event.logprobs or []
         elif not isinstance(event, Progress):
             self._waiting.append(event)
 

@@ -8,7 +8,7 @@ from zrt.runtime.messages.client import Accepted, ClientEvent, Error, Finished, 
 from zrt.runtime.messages.client import Piece as PieceEvent
 from zrt.runtime.messages.control import SampledToken
 from zrt.runtime.page_keys import PageKeys
-from zrt.runtime.sessions import Session, State
+from zrt.runtime.sessions import Piece, Session, State
 
 PHASES: dict[State, Phase] = {
     State.QUEUED: "queued",
@@ -22,14 +22,15 @@ PHASES: dict[State, Phase] = {
 
 @dataclass(slots=True)
 class Generation:
-    """Times are monotonic seconds. `progressed` is when something last came of it; `attempts` to route it since then failed, the last
-    with `fault`. `filled` tokens of its history are known to be run."""
+    """The `choice`-th answer to a request. Times are monotonic seconds. `progressed` is when something last came of it; `attempts` to route
+    it since then failed, the last with `fault`. `filled` tokens of its history are known to be run."""
 
     session: Session
     delivery: Delivery
     keys: PageKeys
     created: float
     progressed: float
+    choice: int = 0
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
@@ -49,15 +50,30 @@ class Generation:
     def tell(self, event: ClientEvent) -> None:
         self.delivery.send(event, time.monotonic())
 
-    def accepted(self) -> None:
+    def accepted(self, notes: list[str]) -> None:
         session = self.session
-        request = self.delivery.request
         self.tell(
-            Accepted(id=request, session=session.id, seed=session.sampling.seed, prompt_tokens=session.prompt_tokens)
+            Accepted(
+                id=self.delivery.request,
+                choice=self.choice,
+                session=session.id,
+                seed=session.sampling.seed,
+                prompt_tokens=session.prompt_tokens,
+                notes=notes,
+            )
         )
 
-    def piece(self, index: int, text: str, token_ids: list[int]) -> None:
-        self.tell(PieceEvent(id=self.delivery.request, index=index, text=text, token_ids=token_ids))
+    def piece(self, piece: Piece) -> None:
+        self.tell(
+            PieceEvent(
+                id=self.delivery.request,
+                choice=self.choice,
+                index=piece.index,
+                text=piece.text,
+                token_ids=piece.token_ids,
+                logprobs=piece.logprobs,
+            )
+        )
 
     def progress(self, place: tuple[int, int] | None = None) -> None:
         """Where it stands: its place in the queue (given), tokens generated of those it may, or prompt tokens run of all."""
@@ -69,7 +85,11 @@ class Generation:
         else:
             done, total = self.filled, session.prompt_tokens
         phase = PHASES[session.state]
-        self.tell(Progress(id=self.delivery.request, phase=phase, done=done, total=total, message=self.fault))
+        self.tell(
+            Progress(
+                id=self.delivery.request, choice=self.choice, phase=phase, done=done, total=total, message=self.fault
+            )
+        )
 
     def error(self, kind: str, message: str, where: str) -> None:
         self.tell(Error(id=self.delivery.request, kind=kind, message=message, where=where))
@@ -80,6 +100,7 @@ class Generation:
         self.tell(
             Finished(
                 id=self.delivery.request,
+                choice=self.choice,
                 reason=session.reason,
                 prompt_tokens=session.prompt_tokens,
                 completion_tokens=session.completion_tokens,

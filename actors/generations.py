@@ -5,6 +5,8 @@ import secrets
 import time
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from zrt.actors.delivery import Delivery
 from zrt.actors.generation import Generation
 from zrt.actors.routing import Routing
@@ -15,6 +17,7 @@ from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Generate, SessionInfo, StageShare
 from zrt.runtime.messages.control import Address, Filled, Sampled, SampledToken, StepFailed
+from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.page_keys import PageKeys
 from zrt.runtime.prompts import Prompts
 from zrt.runtime.roster import Roster
@@ -64,26 +67,45 @@ class Generations:
         """Accept a request: tokenise, check that it can ever fit, queue. ZrtError: what the client is told instead."""
         created = time.monotonic()
         prompt = await self._prompts.encode(request)
-        seed = secrets.randbits(32) if request.seed is None else request.seed
+        sampling = self._prompts.sampling(request)
+        answers = [self._generation(client, request, prompt, sampling, choice, created) for choice in range(request.n)]
+        self._offer(answers)
+        for generation in answers:
+            self._live[generation.id] = generation
+            generation.accepted(self._prompts.notes)
+        self._admit()
+        for generation in answers:
+            if self._admission.place(generation.id) is not None:
+                self._tell(generation)
+
+    def _generation(
+        self, client: Bare, request: Generate, prompt: list[int], sampling: Sampling, choice: int, created: float
+    ) -> Generation:
+        """One answer of a request; each samples with a seed of its own."""
         tokenizer = self._prompts.tokenizer
         session = Session(
             self._new_id(),
-            prompt,
+            prompt[:],
             self._prompts.max_length(len(prompt), request.max_tokens),
-            self._prompts.eos,
-            self._prompts.sampling(request, seed),
-            Detokeniser(tokenizer) if tokenizer else None,
+            self._prompts.ends(request),
+            replace(sampling, seed=sampling.seed + choice),
+            Detokeniser(tokenizer, prompt, self._prompts.eos) if tokenizer else None,
             StopMatcher(request.stop),
         )
-        self._admission.offer(session.id, len(prompt), session.max_length)
         delivery = Delivery(self._actor, client, request.id, created)
         keys = PageKeys(self._model, self._page_tokens)
-        generation = Generation(session, delivery, keys, created, created)
-        self._live[session.id] = generation
-        generation.accepted()
-        self._admit()
-        if self._admission.place(session.id) is not None:
-            self._tell(generation)
+        return Generation(session, delivery, keys, created, created, choice)
+
+    def _offer(self, answers: list[Generation]) -> None:
+        """Queue all of a request's answers, or none."""
+        for count, generation in enumerate(answers):
+            session = generation.session
+            try:
+                self._admission.offer(session.id, session.prompt_tokens, session.max_length)
+            except ZrtError:
+                for offered in answers[:count]:
+                    self._admission.remove(offered.id)
+                raise
 
     def cancel(self, session: int) -> None:
         """ZrtError unknown_session when it is not live (any more)."""
@@ -93,13 +115,16 @@ class Generations:
         self._show(generation, generation.session.finish("cancelled"))
 
     def cancel_of(self, client: Bare, request: str) -> None:
-        """The client's own generation with this id, if it is live."""
-        for generation in self._live.values():
-            delivery = generation.delivery
-            if delivery.client.peer == client.peer and delivery.request == request:
-                self.cancel(generation.id)
-                return
-        raise ZrtError("unknown_session", f"no generation {request!r} of this client is running")
+        """All that is live of the client's own request with this id."""
+        answers = self._answers(client.peer, request)
+        if not answers:
+            raise ZrtError("unknown_session", f"no generation {request!r} of this client is running")
+        for generation in answers:
+            self.cancel(generation.id)
+
+    def _answers(self, peer: bytes, request: str) -> list[Generation]:
+        deliveries = ((generation, generation.delivery) for generation in self._live.values())
+        return [generation for generation, to in deliveries if to.client.peer == peer and to.request == request]
 
     def fail_all(self, error: ZrtError) -> None:
         for generation in list(self._live.values()):
@@ -223,7 +248,7 @@ class Generations:
         if session.state is not State.DECODING:
             session.move(State.DECODING)
         try:
-            piece = session.push(sampled.index, sampled.token)
+            piece = session.push(sampled.index, sampled.token, sampled.logprobs)
         except ZrtError as error:
             self._routing.retry(generation, session.epoch, error)
             return
@@ -264,7 +289,7 @@ class Generations:
 
     def _show(self, generation: Generation, piece: Piece) -> None:
         if piece.text or piece.token_ids:
-            generation.piece(piece.index, piece.text, piece.token_ids)
+            generation.piece(piece)
         if piece.finish is not None:
             generation.finished(self._shares(generation))
             self._end(generation)
@@ -278,10 +303,14 @@ class Generations:
         return shares
 
     def _fail(self, generation: Generation, error: ZrtError) -> None:
-        if not generation.session.finished:
-            generation.session.finish("error")
+        """Tell the client, and end all answers to its request."""
+        if generation.id not in self._live:
+            return
         generation.error(error.kind, error.message, error.where)
-        self._end(generation)
+        for answer in self._answers(generation.delivery.client.peer, generation.delivery.request):
+            if not answer.session.finished:
+                answer.session.finish("error")
+            self._end(answer)
 
     def _end(self, generation: Generation) -> None:
         """Free what the session holds everywhere; the next in the queue may come."""

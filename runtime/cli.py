@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zrt.runtime.config import Conf
 
 WORDS_OFF = frozenset({"bad_config"})
-SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
+SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 """Client.generate's options, as `arguments` holds them."""
 
 
@@ -94,6 +94,14 @@ def parser() -> argparse.ArgumentParser:
     cancel.add_argument("session", type=words.session, metavar="SESSION", help="its id, as `zrt status` shows it")
     _connect_words(cancel)
 
+    plan = _command(commands, "plan", _plan, "show which stage gets which blocks, and what memory they take", _PLAN)
+    _cluster_words(plan)
+    plan.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+    check = _command(commands, "check", _check, "say what a model is, and all that keeps it from being run", _CHECK)
+    check.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
+    check.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
     fetch = _command(commands, "fetch", _fetch, "download a model into the cache, and print its folder")
     fetch.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
 
@@ -110,6 +118,11 @@ With --prompt or --token-ids: ask once, stream the answer, and bring the cluster
 _GENERATE = """Stream one answer to stdout; how fast it came goes to stderr. Ctrl-C ends it, at the cluster too."""
 _CHAT = """Talk, turn by turn: each line is a turn, and all turns are context of the next. Ctrl-C ends the answer that is being given;
 Ctrl-C or Ctrl-D instead of a line leaves."""
+
+_PLAN = """Show which stage of a cluster file gets which blocks, and what memory that takes of what there is. Nothing is started; of the
+model, no weights are needed. Exit status 1 when memory is short."""
+_CHECK = """Say what a model is, and list all that keeps it from being run: from its config, its tokenizer and the headers of its weights.
+Nothing is started. Exit status 1 when it cannot be run. `zrt up` checks the weights first, too."""
 
 
 def _command(
@@ -173,6 +186,7 @@ def _sampling_words(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--top-k", type=words.count, metavar="K", help="0 is off (default: the model's)")
     command.add_argument("--top-p", type=words.share, metavar="P", help="1 is off (default: the model's)")
+    command.add_argument("--min-p", type=words.floor, metavar="P", help="0 is off (default: the model's)")
     command.add_argument("--seed", type=words.count, metavar="N", help="default: drawn, and reported")
     command.add_argument(
         "--stop", type=words.stop, action="append", default=[], metavar="TEXT", help="end before this text; repeatable"
@@ -223,7 +237,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
     lifeline = hold()
     interruptible()
-    from zrt.runtime import background, up
+    from zrt.runtime import background, preflight, up
 
     conf = _conf(arguments)
     asks = arguments.prompt is not None or arguments.token_ids is not None
@@ -232,7 +246,7 @@ def _up(arguments: argparse.Namespace) -> int:
     if not asks and (arguments.raw or arguments.json or _sampling(arguments)):
         raise ZrtError("bad_config", "the options of an answer go with --prompt or --token-ids")
     question = _question(arguments) if asks else None
-    up.prepare(conf)
+    preflight.prepare(conf)
     again = _cluster_words_again(arguments)
     if arguments.detach:
         return background.detach(conf.cluster.name, again)
@@ -284,6 +298,24 @@ def _down(arguments: argparse.Namespace) -> int:
     from zrt.runtime import asking
 
     return _run(lambda: asking.down(arguments.connect))
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from zrt.runtime.foreground import interruptible
+
+    interruptible()
+    from zrt.runtime import preflight
+
+    return preflight.plan(_conf(arguments), json=arguments.json)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from zrt.runtime.foreground import interruptible
+
+    interruptible()
+    from zrt.runtime import preflight
+
+    return preflight.check(arguments.model, json=arguments.json)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:

@@ -126,10 +126,23 @@ class Client:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
-        seed: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        min_tokens: int | None = None,
+        ignore_eos: bool = False,
         stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        logprobs: int | None = None,
+        seed: int | None = None,
+        n: int = 1,
     ) -> "Stream":
-        """Start a generation; iterate over the result for its pieces. See messages/client.py (Generate) for the options."""
+        """Start a generation; iterate over the result for its pieces. See messages/client.py (Generate) for the options.
+
+        With `n` > 1 the pieces of n answers come mixed, told apart by `choice`.
+        """
         chat = None
         if messages is not None:
             chat = [ChatMessage(role=message["role"], content=message["content"]) for message in messages]
@@ -143,8 +156,18 @@ class Client:
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            seed=seed,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=dict(logit_bias or {}),
+            min_tokens=min_tokens,
+            ignore_eos=ignore_eos,
             stop=list(stop),
+            stop_token_ids=list(stop_token_ids),
+            logprobs=logprobs,
+            seed=seed,
+            n=n,
         )
         return Stream(self, request)
 
@@ -273,7 +296,8 @@ class _Events:
 class Stream:
     """One generation. Iterate over it for pieces, or call `next_event` for everything that is said; then read `finished`.
 
-    The request is sent by the first of these. Leaving it early (`aclose`, or the end of the client) cancels the session.
+    The request is sent by the first of these. Leaving it early (`aclose`, or the end of the client) cancels the session. `accepted` and
+    `progress` are the last ones heard, of whatever answer.
     """
 
     def __init__(self, client: Client, request: Generate) -> None:
@@ -283,14 +307,24 @@ class Stream:
         self._request = request
         self._events = _Events(client, request.id, abandon=True)
         self._state: Literal["new", "open", "over"] = "new"
-        self._finished: Finished | None = None
+        self._finished: dict[int, Finished] = {}
 
     @property
     def finished(self) -> Finished:
-        """The last event. ZrtError internal before it came."""
-        if self._finished is None:
+        """How the (first) answer ended. ZrtError internal before all have."""
+        return self.all_finished[0]
+
+    @property
+    def over(self) -> bool:
+        """Whether all answers have ended."""
+        return len(self._finished) == self._request.n
+
+    @property
+    def all_finished(self) -> list[Finished]:
+        """How each of `n` answers ended, by choice. ZrtError internal before all have."""
+        if not self.over:
             raise ZrtError("internal", "the generation has not finished")
-        return self._finished
+        return [self._finished[choice] for choice in range(self._request.n)]
 
     async def next_event(self) -> Accepted | Progress | Piece | Finished:
         """What the cluster says next. ZrtError: the kind of the error that ended the generation; internal after its end."""
@@ -310,8 +344,9 @@ class Stream:
         elif isinstance(event, Progress):
             self.progress = event
         elif isinstance(event, Finished):
-            self._finished = event
-            self._end()
+            self._finished[event.choice] = event
+            if self.over:
+                self._end()
         elif not isinstance(event, Piece):
             raise ZrtError("internal", f"a generation was answered by {type(event).__name__}")
         return event

@@ -39,12 +39,16 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """One stage of the pipeline. Blocks are planned where not pinned; `threads` None means every core."""
+    """One stage of the pipeline. Blocks are planned where not pinned; `threads` None means every core.
+
+    `memory` is the most each replica may take, in bytes: weights, KV and the process itself. None means what there is.
+    """
 
     blocks: Blocks | None = None
     replicas: AtLeastOne = 1
     device: str = "cpu"
     threads: AtLeastOne | None = None
+    memory: int | None = None
 
 
 class Kv(msgspec.Struct, frozen=True):
@@ -125,7 +129,7 @@ def override(conf: Conf, *, model: str | None = None, stages: int | None = None)
         if any(stage != planned[0] for stage in planned):
             raise ZrtError(
                 "bad_config",
-                f"--stages {stages} cannot replace stages that differ in replicas, device or threads; edit the cluster file",
+                f"--stages {stages} cannot replace stages that differ in replicas, device, threads or memory; edit the cluster file",
             )
         conf = msgspec.structs.replace(conf, stages=(planned[0],) * stages)
     return conf
@@ -236,6 +240,7 @@ _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "device": _device,
     "listen": _listen,
     "bytes": _size,
+    "memory": _size,
 }
 
 
@@ -256,4 +261,11 @@ def _contradictions(conf: Conf) -> list[str]:
             wrong = "overlap" if stage.blocks.last >= before[1].first else "come before"
             mistakes.append(f"[[stage]] {number} blocks: {stage.blocks} {wrong} {before[1]} of [[stage]] {before[0]}")
         before = (number, stage.blocks)
+    planned = {number: stage.memory for number, stage in enumerate(conf.stages, 1) if stage.blocks is None}
+    without = [number for number, memory in planned.items() if memory is None]
+    if without and len(without) < len(planned):
+        mistakes.append(
+            f"[[stage]] {without[0]} has no memory, but others do: blocks are planned by it, so say it for every stage "
+            "whose blocks are planned, or for none"
+        )
     return mistakes

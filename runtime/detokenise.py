@@ -10,6 +10,7 @@ characters into U+FFFD.
 import codecs
 import json
 import re
+from collections.abc import Sequence, Set
 from typing import Any, Final, Protocol
 
 from zrt.runtime.text import Tokenizer, clean_up
@@ -18,23 +19,31 @@ WINDOW: Final = 8
 """Visible tokens that give a new one its context. One would do for the known decoders, whose rules look at the first
 token (leading space) or at the one before; more keep that first-token rule away from tokens that are empty or blank."""
 
+UNFINISHED: Final = 3
+"""Tokens that an unfinished character may have: one less than the bytes of the longest."""
+
 BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Detokeniser:
-    """The text of one session's tokens. Special tokens and ids outside of the vocabulary have no text."""
+    """The text of one session's tokens. Special tokens, `hidden` ones, and ids outside of the vocabulary have no text.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    A prompt may end inside a character (given as token ids): if the first tokens complete it, their text begins with that character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), hidden: Set[int] = frozenset()) -> None:
         backend = tokenizer.backend
         decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
         self._backend = backend
-        self._special = tokenizer.special_ids
+        self._silent = tokenizer.special_ids | hidden
         self._pieces: _Pieces = _Bytes() if decoder.get("type") == "ByteLevel" else _Window(backend, decoder)
         self._clean = CleanUp() if tokenizer.cleans_up else None
+        spoken = [token for token in prompt[-UNFINISHED:] if token not in self._silent]
+        self._pieces.begin([(token, name) for token in spoken if (name := backend.id_to_token(token)) is not None])
 
     def push(self, token: int) -> str:
         """Add one id and return the text that is settled by it, often empty."""
-        if token in self._special or (name := self._backend.id_to_token(token)) is None:
+        if token in self._silent or (name := self._backend.id_to_token(token)) is None:
             return ""
         piece = self._pieces.push(token, name)
         return piece if self._clean is None else self._clean.push(piece)
@@ -46,6 +55,9 @@ class Detokeniser:
 
 
 class _Pieces(Protocol):
+    def begin(self, prompt: Sequence[tuple[int, str]]) -> None:
+        """Start after these tokens: of their text, only an unfinished character matters."""
+
     def push(self, token: int, name: str) -> str: ...
     def finish(self) -> str: ...
 
@@ -55,6 +67,10 @@ class _Bytes:
 
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def begin(self, prompt: Sequence[tuple[int, str]]) -> None:
+        for token, name in prompt:
+            self.push(token, name)
 
     def push(self, token: int, name: str) -> str:
         try:
@@ -86,6 +102,13 @@ class _Window:
         self._byte_fallback = any(step.get("type") == "ByteFallback" for step in steps)
         self._context: list[int] = []
         self._held: list[int] = []
+
+    def begin(self, prompt: Sequence[tuple[int, str]]) -> None:
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        for _, name in prompt if self._byte_fallback else ():
+            utf8.decode(bytes([int(name[3:5], 16)]) if BYTE_TOKEN.fullmatch(name) else b" ")
+        unfinished = len(utf8.getstate()[0])
+        self._held = [token for token, _ in prompt[len(prompt) - unfinished :]]
 
     def push(self, token: int, name: str) -> str:
         self._held.append(token)

@@ -37,10 +37,14 @@ class Blocks(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What is asked for one stage: the blocks it is pinned to, else its weight beside the other planned ones."""
+    """What is asked for one stage: the blocks it is pinned to, else its weight beside the other planned ones.
+
+    `room` is the bytes it can hold; None is any number.
+    """
 
     blocks: Blocks | None = None
     weight: float = 1.0
+    room: int | None = None
 
 
 def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stages: Sequence[Wish]) -> list[Blocks]:
@@ -49,7 +53,8 @@ def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stag
     `block_bytes` holds the size of each block. The first stage also carries the embedding, the last one norm and head.
     Pinned ranges stand as they are. Each run of planned stages shares the blocks between its pinned neighbours, so that
     bytes come as near to the weights as whole blocks allow (for equal blocks: the method of largest remainders, equal
-    remainders to the earlier stage). Errors: bad_config, with the numbers.
+    remainders to the earlier stage). Before that, as few bytes as can be are beyond what the stages have room for: there
+    are none if there is any such plan. Errors: bad_config, with the numbers.
     """
     count = len(block_bytes)
     if not stages:
@@ -70,7 +75,7 @@ def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stag
             fixed = [0] * free
             fixed[0] += embedding_bytes if not planned else 0
             fixed[-1] += head_bytes if pinned is None else 0
-            sizes = _share(block_bytes[start:end], fixed, [wish.weight for wish in run[:free]])
+            sizes = _share(block_bytes[start:end], fixed, run[:free])
             for size in sizes:
                 planned.append(Blocks(start, start + size - 1))
                 start += size
@@ -100,24 +105,30 @@ def _check(start: int, end: int, count: int, free: int, pinned: Blocks | None, n
         )
 
 
-def _share(block_bytes: Sequence[int], fixed: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """How many of the blocks each stage gets: the cut that has the least squared distance from the targets."""
+def _share(block_bytes: Sequence[int], fixed: Sequence[int], wishes: Sequence[Wish]) -> list[int]:
+    """How many of the blocks each stage gets: of the cuts that exceed the rooms least, the one that has the least squared
+    distance from the targets. `fixed` are the bytes that each stage holds besides blocks."""
+    weights = [wish.weight for wish in wishes]
     targets = _targets(sum(block_bytes), sum(block_bytes) / len(block_bytes), fixed, weights)
     ends = [0]
     for size in block_bytes:
         ends.append(ends[-1] + size)
     count, stages = len(block_bytes), len(targets)
-    # best[n]: the least cost of n blocks on the stages so far, and their sizes. Of equal costs the one found first stays:
-    # fewer blocks for the later stage
-    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
-    for stage, target in enumerate(targets):
-        reached: dict[int, tuple[int, list[int]]] = {}
+    # best[n]: the least cost (excess, distance) of n blocks on the stages so far, and their sizes. Of equal costs the one
+    # found first stays: fewer blocks for the later stage
+    best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [])}
+    for stage, (target, wish) in enumerate(zip(targets, wishes, strict=True)):
+        reached: dict[int, tuple[tuple[int, int], list[int]]] = {}
         for end in range(stage + 1, count - stages + stage + 2):
             for start in range(end - 1, stage - 1, -1):
                 if start in best:
-                    cost = best[start][0] + (ends[end] - ends[start] - target) ** 2
+                    (excess, distance), sizes = best[start]
+                    held = ends[end] - ends[start]
+                    if wish.room is not None:
+                        excess += max(0, held + fixed[stage] - wish.room)
+                    cost = (excess, distance + (held - target) ** 2)
                     if end not in reached or cost < reached[end][0]:
-                        reached[end] = (cost, [*best[start][1], end - start])
+                        reached[end] = (cost, [*sizes, end - start])
         best = reached
     return best[count][1]
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from zrt.runtime.capacity import wishes
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.config import Conf
@@ -20,7 +21,7 @@ from zrt.runtime.messages.control import (
     Register,
     StateChanged,
 )
-from zrt.runtime.plan import Blocks, Wish, plan
+from zrt.runtime.plan import Blocks, plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
         [block_bytes(spec, dtype)] * spec.num_blocks,
         embedding_bytes(spec, dtype),
         head_bytes(spec, dtype),
-        [Wish(stage.blocks) for stage in conf.stages],
+        wishes(conf, spec),
     )
 
 
@@ -252,6 +253,7 @@ class Roster:
             total_bytes=entry.total_bytes,
             sessions=load.sessions,
             waiting=load.waiting,
+            turns=load.turns,
             steps=load.steps,
             busy_share=round(entry.busy_share, 3),
             rss_bytes=entry.rss_bytes,

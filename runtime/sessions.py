@@ -11,7 +11,7 @@ from typing import Protocol
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import FinishReason
 from zrt.runtime.messages.control import Address
-from zrt.runtime.messages.sampling import Sampling
+from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 from zrt.runtime.stops import StopMatcher
 
 
@@ -33,9 +33,7 @@ MOVES: dict[State, frozenset[State]] = {
     ),
     State.DECODING: frozenset({State.WAITING, State.PREEMPTED, State.REPLAYING, State.FINISHED}),
     State.WAITING: frozenset({State.PREFILL, State.PREEMPTED, State.REPLAYING, State.FINISHED}),
-    State.REPLAYING: frozenset(
-        {State.DECODING, State.WAITING, State.PREEMPTED, State.REPLAYING, State.FINISHED}
-    ),
+    State.REPLAYING: frozenset({State.DECODING, State.WAITING, State.PREEMPTED, State.REPLAYING, State.FINISHED}),
     State.FINISHED: frozenset(),
 }
 
@@ -49,17 +47,21 @@ class Detokeniser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What may be shown now: `index` counts the generated tokens before `token_ids`; `finish` is set on the last piece."""
+    """What may be shown now: `index` counts the generated tokens before `token_ids`; `finish` is set on the last piece.
+
+    `logprobs` has one entry a token, None if the session did not ask for them.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     finish: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(slots=True)
 class Session:
-    """One generation. `tokens` is the whole history (prompt, then generated); `max_length` bounds its length."""
+    """One generation. `tokens` is the whole history (prompt, then generated); `max_length` bounds its length, `eos` are the ids that end it."""
 
     id: int
     tokens: list[int]
@@ -76,6 +78,7 @@ class Session:
     prompt_tokens: int = field(init=False)
     reason: FinishReason | None = None
     _shown: int = field(init=False, default=0)
+    _logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)  # of the tokens not shown yet
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
@@ -93,7 +96,7 @@ class Session:
             raise ZrtError("internal", f"session {self.id:016x} cannot go from {self.state} to {state}")
         self.state = state
 
-    def push(self, index: int, token: int) -> Piece | None:
+    def push(self, index: int, token: int, logprobs: TokenLogprobs | None = None) -> Piece | None:
         """Take the token that stands at history index `index`; the piece that may be shown now, if any.
 
         A token the history already holds is ignored (a repeat); one beyond its end is a `kv_gap`: something was lost.
@@ -103,9 +106,11 @@ class Session:
         if index > len(self.tokens):
             raise ZrtError("kv_gap", f"session {self.id:016x}: token {index} came, {len(self.tokens)} was awaited")
         self.tokens.append(token)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
         if token in self.eos:
             return self.finish("stop")
-        text = self.stops.push(self.detokeniser.push(token)) if self.detokeniser else ""
+        text = self._before_stop(self.detokeniser.push(token)) if self.detokeniser else ""
         if self.stops.matched is not None:
             return self._end("stop", text)
         if len(self.tokens) >= self.max_length:
@@ -115,12 +120,16 @@ class Session:
     def finish(self, reason: FinishReason, text: str = "") -> Piece:
         """End the session; what the detokeniser and the stop matcher still hold back is shown, up to a stop in it."""
         if self.detokeniser and self.stops.matched is None:
-            text += self.stops.push(self.detokeniser.finish())
+            text += self._before_stop(self.detokeniser.finish())
             if self.stops.matched is None:
                 text += self.stops.finish()
             elif reason == "length":
                 reason = "stop"
         return self._end(reason, text)
+
+    def _before_stop(self, text: str) -> str:
+        """What of the text surely stands before any stop string; none is looked for in the text of the first `min_tokens` tokens."""
+        return text if self.completion_tokens <= self.sampling.min_tokens else self.stops.push(text)
 
     def _end(self, reason: FinishReason, text: str) -> Piece:
         self.move(State.FINISHED)
@@ -129,7 +138,10 @@ class Session:
 
     def _piece(self, text: str) -> Piece:
         index, self._shown = self._shown, self.completion_tokens
-        return Piece(index, text, self.tokens[self.prompt_tokens + index :], self.reason)
+        logprobs, self._logprobs = self._logprobs, []
+        asked = self.sampling.logprobs is not None
+        token_ids = self.tokens[self.prompt_tokens + index :]
+        return Piece(index, text, token_ids, self.reason, logprobs if asked else None)
 
 
 @dataclass(frozen=True, slots=True)

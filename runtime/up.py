@@ -17,7 +17,6 @@ from zrt.runtime import running
 from zrt.runtime.actor import Envelope
 from zrt.runtime.asking import Question, answer
 from zrt.runtime.client import Client
-from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.threads import thread_environment
 from zrt.runtime.config import Conf, threads
 from zrt.runtime.errors import KINDS, Kind, ZrtError
@@ -26,8 +25,7 @@ from zrt.runtime.lifeline import Lifeline
 from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, Kill
-from zrt.runtime.models import resolve
-from zrt.runtime.roster import seat_name, stage_ranges
+from zrt.runtime.roster import seat_name
 from zrt.runtime.show import Bars
 from zrt.runtime.supervise import Child, Death, Restart, Supervisor
 
@@ -39,13 +37,6 @@ TELL_S: Final = 3.0
 READY_S: Final = 60.0
 """How long a process may take until its sockets are bound."""
 COORDINATOR: Final = "coordinator"
-
-
-def prepare(conf: Conf) -> None:
-    """Fetch the model and check that the plan fits it, before any process starts. ZrtError bad_model, bad_config, unsupported."""
-    with Bars() as bars:
-        folder = resolve(conf.model.ref, weights=conf.model.weights == "files", progress=bars.update)
-    stage_ranges(conf, read_spec(folder))
 
 
 async def up(conf: Conf, words: list[str], question: Question | None, lifeline: Lifeline) -> int:

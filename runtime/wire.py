@@ -215,8 +215,11 @@ def decode_response(frame: "Buffer") -> InferenceResponse:
 
 
 def encode_client(request: ClientRequest) -> bytes:
-    """ZrtError too_large."""
-    return _written(_encoder.encode(request), MAX_CLIENT_FRAME)
+    """ZrtError too_large, or bad_request: a text that is not Unicode (Python's strings may hold half a character)."""
+    try:
+        return _written(_encoder.encode(request), MAX_CLIENT_FRAME)
+    except UnicodeEncodeError:
+        raise ZrtError("bad_request", "the text cannot be written as UTF-8") from None
 
 
 def decode_client(frame: "Buffer") -> ClientRequest:

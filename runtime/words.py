@@ -45,6 +45,13 @@ def share(text: str) -> float:
     return number
 
 
+def floor(text: str) -> float:
+    """A number from 0 to 1."""
+    if not 0 <= (number := _real(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return number
+
+
 def text(given: str) -> str:
     """Text that can be sent: a command line may hold any bytes."""
     try:

@@ -1,6 +1,7 @@
 """Attention of a ragged batch on the CPU: every session attends to its own keys, in place in the slab."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +12,15 @@ from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.workspace import Views
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What the attention of a shard computes. `windows`: of each of its blocks, the tokens a token sees, itself included (None: all)."""
+
+    windows: tuple[int | None, ...]
+    scale: float
+    softcap: float | None
+
+
 class RaggedAttention:
     """The attention of one forward: made once for its steps, called once a block.
 
@@ -18,14 +28,16 @@ class RaggedAttention:
     values are never repeated.
     """
 
-    def __init__(self, cache: KVCache, steps: Sequence[Step], positions: Tensor, views: Views) -> None:
+    def __init__(
+        self, spec: AttentionSpec, cache: KVCache, steps: Sequence[Step], positions: Tensor, views: Views
+    ) -> None:
         self._kv = views.kv
         self._kv_by_head = views.kv_by_head
         self._segments: list[_Segment] = []
         start = 0
         for step in steps:
             rows = slice(start, start + step.n)
-            self._segments.append(_Segment(cache, step, views.queries[rows], views.attended_heads[rows]))
+            self._segments.append(_Segment(spec, cache, step, views.queries[rows], views.attended_heads[rows]))
             start += step.n
         self._places: tuple[Tensor, Tensor] | None = None
         if len(steps) > 1:
@@ -50,27 +62,62 @@ class RaggedAttention:
 class _Segment:
     """One step's part of the batch and of the cache. All views of a forward are made here, none in its blocks."""
 
-    def __init__(self, cache: KVCache, step: Step, queries: Tensor, out: Tensor) -> None:
+    def __init__(self, spec: AttentionSpec, cache: KVCache, step: Step, queries: Tensor, out: Tensor) -> None:
         """`queries` and `out` are [n, kv heads, group, head_dim]."""
-        total = step.seq_pos + step.n
         row = cache.slab[cache.row(step.key)]  # [blocks, 2, kv heads, context, head_dim]
-        self.fresh = row[:, :, :, step.seq_pos : total].unbind(0)  # per block [2, kv heads, n, head_dim]
+        self.fresh = row[:, :, :, step.seq_pos : step.seq_pos + step.n].unbind(
+            0
+        )  # per block [2, kv heads, n, head_dim]
         group = 1 if step.n == 1 else queries.shape[2]
-        past = row[:, :, None, :, :total].expand(-1, -1, group, -1, -1, -1)
-        self._keys = past[:, 0].unbind(0)  # per block [group, kv heads, total, head_dim]
-        self._values = past[:, 1].unbind(0)
-        if step.n == 1:  # [1, kv heads, group, head_dim]: the group as the rows of one product, which sees every key
+        if step.n == 1:  # [1, kv heads, group, head_dim]: the group as the rows of one product
             self._queries, self._out = queries, out
         else:  # [group, kv heads, n, head_dim]
             self._queries, self._out = queries.permute(2, 1, 0, 3), out.permute(2, 1, 0, 3)
-        self._causal = step.n > 1 and step.seq_pos == 0
-        self._mask: Tensor | None = None
-        if step.n > 1 and step.seq_pos > 0:  # token i sees the past and the step up to itself
-            self._mask = torch.full((step.n, total), float("-inf"), dtype=queries.dtype).triu_(step.seq_pos + 1)
+        self._scale = spec.scale
+        self._softcap = spec.softcap
+        causal = spec.softcap is None
+        pasts = {window: _Past(row, step, window, group, queries.dtype, causal=causal) for window in set(spec.windows)}
+        self._pasts = [pasts[window] for window in spec.windows]
 
     def attend(self, block: int) -> None:
-        self._out.copy_(
-            scaled_dot_product_attention(
-                self._queries, self._keys[block], self._values[block], attn_mask=self._mask, is_causal=self._causal
+        past = self._pasts[block]
+        keys, values = past.keys[block], past.values[block]
+        if self._softcap is None:
+            attended = scaled_dot_product_attention(
+                self._queries, keys, values, attn_mask=past.mask, is_causal=past.causal, scale=self._scale
             )
-        )
+        else:
+            attended = _capped_attention(self._queries, keys, values, past.mask, self._scale, self._softcap)
+        self._out.copy_(attended)
+
+
+class _Past:
+    """The keys and values, of every block, that a step sees through one window, and which of its tokens sees which of them."""
+
+    def __init__(
+        self, row: Tensor, step: Step, window: int | None, group: int, dtype: torch.dtype, *, causal: bool
+    ) -> None:
+        """`row` is [blocks, 2, kv heads, context, head_dim]. `causal`: the attention knows the plain causal mask by itself."""
+        total = step.seq_pos + step.n
+        first = 0 if window is None else max(0, step.seq_pos + 1 - window)
+        past = row[:, :, None, :, first:total].expand(-1, -1, group, -1, -1, -1)
+        self.keys = past[:, 0].unbind(0)  # per block [group, kv heads, total - first, head_dim]
+        self.values = past[:, 1].unbind(0)
+        hides = window is not None and window < total  # some token does not see all before it
+        self.causal = causal and step.n > 1 and step.seq_pos == 0 and not hides
+        self.mask: Tensor | None = None  # [n, total - first]
+        if step.n > 1 and not self.causal:
+            self.mask = torch.full((step.n, total - first), float("-inf"), dtype=dtype).triu_(step.seq_pos + 1 - first)
+            if hides and window is not None:
+                self.mask += torch.full_like(self.mask, float("-inf")).tril_(step.seq_pos - window - first)
+
+
+def _capped_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float
+) -> Tensor:
+    """Attention whose scores are squeezed into (-softcap, softcap); the softmax is in float32, all else in the dtype of `queries`."""
+    scores = torch.matmul(queries, keys.transpose(-1, -2)).mul_(scale)
+    scores.div_(softcap).tanh_().mul_(softcap)
+    if mask is not None:
+        scores.add_(mask)
+    return torch.matmul(scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype), values)

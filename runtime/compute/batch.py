@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The forward of tokens `[seq_pos, seq_pos + n)` of one session. On the last stage `logits` asks for those of its last token."""
+    """The forward of tokens `[seq_pos, seq_pos + n)` of one session. On the last stage `logits` asks for those of its last token.
+
+    `rope_length` is the session's `ModelSpec.rope_length`; 0 fits a session that began with no more tokens than its model's rope was made for.
+    """
 
     key: Hashable
     seq_pos: int
     n: int
     logits: bool = True
+    rope_length: int = 0

@@ -1,7 +1,7 @@
 """The forward of one shard over a ragged batch.
 
 Order of casts follows transformers' models, so that float32 agrees to 1e-4 and bfloat16 to rounding: norms in float32, cos and sin in the
-model's dtype, every other operation rounded to the model's dtype.
+model's dtype, every other operation rounded to the model's dtype. What a model lacks costs it no operation.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from zrt.runtime.compute.attention import RaggedAttention
+from zrt.runtime.compute.attention import AttentionSpec, RaggedAttention
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.kv_cache import KVCache
+from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.norm import rms_norm
-from zrt.runtime.compute.rope import RotaryTable, rotate_
+from zrt.runtime.compute.rope import rotary, rotate_
 from zrt.runtime.compute.shard import Block, Shard
 from zrt.runtime.compute.workspace import Views, Workspace
 from zrt.runtime.errors import ZrtError
@@ -28,14 +29,24 @@ class Decoder:
             raise ZrtError("unsupported", f"device {shard.device} is not supported; cpu is")
         self.shard = shard
         self.cache = cache
-        self._rope = RotaryTable(shard.spec, cache.context, shard.dtype)
-        self._eps = torch.tensor([shard.spec.norm_eps])
-        self._workspace = Workspace(shard.spec, shard.dtype)
+        spec = shard.spec
+        blocks = spec.blocks[shard.first : shard.last + 1]
+        ropes = list(dict.fromkeys(block.rope for block in blocks if block.rope is not None))
+        self._rotaries = [rotary(rope, cache.context, shard.dtype) for rope in ropes]
+        self._rotary_of = [None if block.rope is None else ropes.index(block.rope) for block in blocks]
+        self._rope_switch = spec.rope_switch
+        windows = tuple(block.window for block in blocks)
+        self._attention = AttentionSpec(windows, spec.attention_scale, spec.attention_softcap)
+        self._eps = torch.tensor([spec.norm_eps])
+        self._workspace = Workspace(spec, shard.dtype)
+        scale = spec.embedding_scale
+        self._embedding_scale = float(torch.tensor(scale).to(shard.dtype)) if spec.embedding_scale_rounds else scale
 
     def admit(self, step: Step, x: Tensor) -> None:
         """Check one step and its input, and take the pages it needs, going back first where it starts before the end.
 
-        Idempotent; on error nothing has changed. Errors: `unknown_session`; `kv_gap` when it starts beyond the tokens held;
+        Idempotent; on error nothing has changed. Errors: `unknown_session`; `kv_gap` when it starts beyond the tokens held, or takes the
+        session beyond `ModelSpec.rope_switch` without having been told so;
         `context_exceeded`; `kv_full`; `bad_request` for input of the wrong shape, dtype or vocabulary.
         """
         self._check_input((step,), x)
@@ -69,32 +80,65 @@ class Decoder:
         positions = torch.tensor(
             [position for step in steps for position in range(step.seq_pos, step.seq_pos + step.n)]
         )
-        cos, sin = self._rope.at(positions)
+        lengths = positions + 1
+        if any(step.rope_length for step in steps):
+            known = torch.tensor([step.rope_length for step in steps for _ in range(step.n)])
+            lengths = torch.maximum(lengths, known)
+        angles = [rotary.at(positions, lengths) for rotary in self._rotaries]
         views = self._workspace.views(len(positions))
-        attention = RaggedAttention(self.cache, steps, positions, views)
+        attention = RaggedAttention(self._attention, self.cache, steps, positions, views)
         if shard.embedding is None:
             views.hidden.copy_(x)
         else:
             torch.index_select(shard.embedding, 0, x, out=views.hidden)
+            if self._embedding_scale != 1:
+                views.hidden.mul_(self._embedding_scale)
         for index, block in enumerate(shard.blocks):
-            self._block(index, block, views, cos, sin, attention)
+            which = self._rotary_of[index]
+            self._block(index, block, views, None if which is None else angles[which], attention)
         return views.hidden.clone() if shard.head is None else self._logits(steps, views.hidden)
 
     def _block(
-        self, index: int, block: Block, views: Views, cos: Tensor, sin: Tensor, attention: RaggedAttention
+        self, index: int, block: Block, views: Views, angles: tuple[Tensor, Tensor] | None, attention: RaggedAttention
     ) -> None:
-        """One block, in place on `views.hidden`."""
-        rms_norm(views.hidden, block.attention_norm, self._eps, views.normed, views.scale)
-        block.qkv.write(views.normed, views.qkv)
+        """One block, in place on `views.hidden`. `angles` are cos and sin, None where it rotates nothing."""
+        block.qkv.write(self._normed(block.attention_norm, views), views.qkv)
         if block.qk_norm is not None:
             rms_norm(views.qk, block.qk_norm, self._eps, views.qk, views.qk_scale)
-        rotate_(views.qk, views.qk_halves, views.qk_swapped, cos, sin)
+        if block.q_norm is not None and block.k_norm is not None:
+            rms_norm(views.q, block.q_norm, self._eps, views.q, views.scale)
+            rms_norm(views.k, block.k_norm, self._eps, views.k, views.scale)
+        if angles is not None:
+            rotate_(views.rotated, views.rotated_halves, views.swapped, *angles)
         attention(index)
-        block.o.add(views.attended, views.hidden)
-        rms_norm(views.hidden, block.mlp_norm, self._eps, views.normed, views.scale)
-        block.gate_up.write(views.normed, views.gate_up)
-        functional.silu(views.gate, inplace=True).mul_(views.up)
-        block.down.add(views.gate, views.hidden)
+        self._add(block.o, views.attended, block.attention_out_norm, views)
+        block.gate_up.write(self._normed(block.mlp_norm, views), views.gate_up)
+        if self.shard.spec.activation == "silu":
+            functional.silu(views.gate, inplace=True)
+        else:
+            torch.ops.aten.gelu_(views.gate, approximate="tanh")
+        views.gate.mul_(views.up)
+        self._add(block.down, views.gate, block.mlp_out_norm, views)
+
+    def _normed(self, norm: Tensor | None, views: Views) -> Tensor:
+        """The residual stream as the next product takes it."""
+        if norm is None:
+            return views.hidden
+        rms_norm(views.hidden, norm, self._eps, views.normed, views.scale)
+        return views.normed
+
+    def _add(self, product: Linear, x: Tensor, norm: Tensor | None, views: Views) -> None:
+        """Add a product to the residual stream, normed and scaled where the model does that."""
+        scale = self.shard.spec.residual_scale
+        if norm is None and scale == 1:
+            product.add(x, views.hidden)
+            return
+        product.write(x, views.normed)
+        if norm is not None:
+            rms_norm(views.normed, norm, self._eps, views.normed, views.scale)
+        if scale != 1:
+            views.normed.mul_(scale)
+        views.hidden.add_(views.normed)
 
     def _logits(self, steps: Sequence[Step], hidden: Tensor) -> Tensor:
         shard = self.shard
@@ -110,12 +154,22 @@ class Decoder:
             last = hidden[rows]
             rms_norm(last, shard.final_norm, self._eps, last, torch.empty(len(rows), 1))
             shard.head.write(last, logits)
+        if shard.spec.logits_divisor != 1:
+            logits.div_(shard.spec.logits_divisor)
+        if shard.spec.logits_softcap is not None:
+            logits.div_(shard.spec.logits_softcap).tanh_().mul_(shard.spec.logits_softcap)
         return logits.float()
 
     def _take_pages(self, step: Step) -> None:
         have = self.cache.have(step.key)
         if step.seq_pos > have:
             raise ZrtError("kv_gap", f"session {step.key!r} holds {have} tokens; a step at {step.seq_pos} leaves a gap")
+        switch = self._rope_switch
+        if switch is not None and max(step.seq_pos, step.rope_length) <= switch < step.seq_pos + step.n:
+            raise ZrtError(
+                "kv_gap",
+                f"session {step.key!r} outgrows {switch} tokens, where this model's rope changes: it holds 0 tokens of a longer one",
+            )
         self.cache.reserve(step.key, step.seq_pos + step.n)
         if step.seq_pos < have:
             self.cache.rewind(step.key, step.seq_pos)

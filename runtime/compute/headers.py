@@ -1,21 +1,32 @@
 """What lies where in safetensors files, checked before anything is read. Pure.
 
-Format (https://huggingface.co/docs/safetensors): 8 bytes of header length, little-endian; a JSON header; the data. A model in several
-files has a JSON index that maps each tensor's name to its file.
+Format (https://huggingface.co/docs/safetensors): 8 bytes of header length, little-endian; a JSON header; the data, which the tensors
+fill without overlaps and without holes. A model in several files has a JSON index that maps each tensor's name to its file.
 """
 
+import json
 import os
+import stat
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from zrt.runtime.errors import ZrtError
 
 HEADER_BYTES_MAX: Final = 100_000_000  # the format's own limit
-ITEM_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2}
+ITEM_BYTES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+"""Bytes of one number, by the format's name of its dtype; the sub-byte dtypes, which zrt does not read, are left out."""
+GIT_LFS: Final = b"version https://git-lfs"
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -37,68 +48,180 @@ class TensorEntry:
     nbytes: int
 
 
-def read_header(file: Path) -> dict[str, TensorEntry]:
-    """The tensors of one file. `bad_model` names the file, and the tensor, whose header is wrong or whose data is cut off."""
-    descriptor = open_file(file)
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The tensors of one file, and all that is wrong with it, in words that name the file.
+
+    A tensor whose own entry is wrong is in `damaged` instead of `tensors`. A file that is not `readable` has neither.
+    """
+
+    tensors: Mapping[str, TensorEntry]
+    damaged: frozenset[str] = frozenset()
+    problems: tuple[str, ...] = ()
+    readable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The file of each tensor, by an index file, and all that is wrong with the index, in words that name it.
+
+    `damaged` are the tensors whose file it does not say in a way that can be used.
+    """
+
+    files: Mapping[str, Path]
+    damaged: frozenset[str] = frozenset()
+    problems: tuple[str, ...] = ()
+    readable: bool = True
+
+
+def read_header(file: Path) -> Header:
+    """The header of one file. Whatever is wrong is in its `problems`: it does not raise."""
+    try:
+        descriptor = open_file(file)
+    except ZrtError as error:
+        return _unreadable(error.message)
     try:
         size = os.fstat(descriptor).st_size
-        length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-        if size < 8 or length > min(HEADER_BYTES_MAX, size - 8):
-            raise ZrtError("bad_model", f"{file} is not a whole safetensors file: {size} bytes cannot hold its header")
+        start = os.pread(descriptor, 8, 0)
+        length = int.from_bytes(start, "little")
+        if GIT_LFS.startswith(start) and os.pread(descriptor, len(GIT_LFS), 0) == GIT_LFS:
+            return _unreadable(f"{file} is a pointer of Git LFS and not the file itself: `git lfs pull` gets it")
+        if size < 8 or length > size - 8:
+            header = f"a header of {length} bytes" if size >= 8 else "a header"
+            return _unreadable(f"{file} is not a whole safetensors file: its {size} bytes cannot hold {header}")
+        if length > HEADER_BYTES_MAX:
+            return _unreadable(
+                f"{file} is no safetensors file: its header has {length} bytes, more than {HEADER_BYTES_MAX}"
+            )
         text = os.pread(descriptor, length, 8)
+    except OSError as error:
+        return _unreadable(f"cannot read {file}: {error.strerror}")
     finally:
         os.close(descriptor)
     try:
-        header = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ZrtError("bad_model", f"{file} is damaged: its header is not a JSON object ({error})") from error
-    header.pop("__metadata__", None)
-    return {name: _entry(name, raw, file, 8 + length, size) for name, raw in header.items()}
+        entries, twice = _object(text)
+    except (ValueError, RecursionError) as error:
+        return _unreadable(f"{file} is damaged: its header is not a JSON object ({error})")
+    entries.pop("__metadata__", None)
+    return _header(file, entries, twice, 8 + length, size)
 
 
-def read_index(index: Path) -> dict[str, Path]:
-    """The file of each tensor, by an index file. `bad_model` when it is wrong, or names a file that is not beside it."""
-
-    class Index(msgspec.Struct):
-        weight_map: dict[str, str]
-
-    descriptor = open_file(index)
+def read_index(index: Path) -> Index:
+    """The files that an index names. Whatever is wrong is in its `problems`: it does not raise."""
+    try:
+        descriptor = open_file(index)
+    except ZrtError as error:
+        return Index({}, problems=(error.message,), readable=False)
     try:
         text = os.pread(descriptor, HEADER_BYTES_MAX, 0)
+    except OSError as error:
+        return Index({}, problems=(f"cannot read {index}: {error.strerror}",), readable=False)
     finally:
         os.close(descriptor)
     try:
-        files = msgspec.json.decode(text, type=Index).weight_map
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ZrtError("bad_model", f"{index} is damaged: {error}") from error
-    for name, file in files.items():
-        if Path(file).name != file:
-            raise ZrtError("bad_model", f"{index}: weight_map.{name} is {file!r}, not the name of a file beside it")
-    return {name: index.parent / file for name, file in files.items()}
+        table, twice = _object(text)
+        names = msgspec.convert(table.get("weight_map"), dict[str, str])
+    except (ValueError, RecursionError) as error:
+        return Index({}, problems=(f"{index} is damaged: {error}",), readable=False)
+    problems = [f"{index} is damaged: it names {name} twice" for name in twice]
+    files = {}
+    for name, file in names.items():
+        if Path(file).name != file or file in ("", "..") or not file.isprintable():
+            problems.append(f"{index}: weight_map.{name} is {file!r}, not the name of a file beside it")
+        else:
+            files[name] = index.parent / file
+    return Index(files, frozenset(names.keys() - files.keys()), tuple(problems))
 
 
 def open_file(file: Path) -> int:
-    """A descriptor for reading, the caller's to close."""
+    """A descriptor for reading a regular file, or a link to one; the caller's to close. ZrtError bad_model."""
     try:
-        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise ZrtError("bad_model", f"cannot read {file}: {error.strerror}") from error
+        link = f" (a link to {os.readlink(file)})" if file.is_symlink() else ""
+        raise ZrtError("bad_model", f"cannot read {file}{link}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ZrtError("bad_model", f"cannot read {file}: it is not a regular file")
+    return descriptor
 
 
-def _entry(name: str, raw: msgspec.Raw, file: Path, data: int, size: int) -> TensorEntry:
-    """One entry of a header, checked. `data` is where the file's data begins, `size` the size of the file."""
+def _unreadable(problem: str) -> Header:
+    return Header({}, problems=(problem,), readable=False)
+
+
+def _object(text: bytes) -> tuple[dict[str, Any], list[str]]:
+    """A JSON object, and the keys that stand twice in one of its objects. ValueError."""
+    twice: list[str] = []
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            twice.extend(repr(key) for key, count in counts.items() if count > 1)
+        return table
+
+    def constant(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    value = json.loads(text.decode(), object_pairs_hook=table, parse_constant=constant)
+    if not isinstance(value, dict):
+        raise ValueError("it is something else")
+    return value, twice
+
+
+def _header(file: Path, entries: Mapping[str, Any], twice: list[str], data: int, size: int) -> Header:
+    """The header with these entries, checked. `data` is where the file's data begins, `size` the size of the file."""
+    problems = [f"{file} is damaged: its header names {name} twice" for name in twice]
+    tensors, damaged = {}, set()
+    for name, raw in entries.items():
+        try:
+            tensors[name] = _entry(name, raw, file, data)
+        except ValueError as error:
+            damaged.add(name)
+            problems.append(f"tensor {name if name.isprintable() else repr(name)} in {file}: {error}")
+    end = max((entry.begin + entry.nbytes for entry in tensors.values()), default=data)
+    if end > size:
+        cut = [name for name, entry in tensors.items() if entry.begin + entry.nbytes > size]
+        problems.append(
+            f"{file} is cut off: it has {size} bytes, its header says {end}; "
+            f"{len(cut)} of its {len(tensors)} tensors are not whole, such as {cut[0]}"
+        )
+    if not damaged:
+        problems += _gaps(file, tensors, data, size)
+    return Header(tensors, frozenset(damaged), tuple(problems))
+
+
+def _entry(name: str, raw: Any, file: Path, data: int) -> TensorEntry:
+    """One entry of a header, checked by itself. ValueError."""
     try:
-        entry = msgspec.json.decode(raw, type=_Entry)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ZrtError("bad_model", f"tensor {name} in {file}: its header entry is damaged ({error})") from error
+        entry = msgspec.convert(raw, _Entry)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"its header entry is damaged ({error})") from error
+    if not name.isprintable():
+        raise ValueError("its name cannot be printed")
     begin, end = entry.data_offsets
     item_bytes = ITEM_BYTES.get(entry.dtype)
     if end < begin or (item_bytes is not None and end - begin != prod(entry.shape) * item_bytes):
-        raise ZrtError(
-            "bad_model", f"tensor {name} in {file}: bytes {begin} to {end} do not hold {entry.dtype} {entry.shape}"
-        )
-    if data + end > size:
-        raise ZrtError(
-            "bad_model", f"tensor {name} in {file} ends at byte {data + end}, but the file has {size}: it is cut off"
-        )
+        raise ValueError(f"bytes {begin} to {end} do not hold {entry.dtype} {entry.shape}")
     return TensorEntry(file, entry.dtype, tuple(entry.shape), data + begin, end - begin)
+
+
+def _gaps(file: Path, tensors: Mapping[str, TensorEntry], data: int, size: int) -> list[str]:
+    """Where the tensors do not fill the data one after the other."""
+    problems = []
+    position, before = data, ""
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
+        if entry.begin < position:
+            problems.append(
+                f"tensor {name} in {file} overlaps tensor {before}: it begins {position - entry.begin} bytes before its end"
+            )
+        elif entry.begin > position:
+            problems.append(
+                f"{file} is damaged: {entry.begin - position} bytes before tensor {name} belong to no tensor"
+            )
+        if entry.begin + entry.nbytes >= position:
+            position, before = entry.begin + entry.nbytes, name
+    if position < size:
+        problems.append(f"{file} is damaged: {size - position} bytes at its end belong to no tensor")
+    return problems

@@ -24,6 +24,16 @@ def block_name(block: int, part: str) -> str:
     return f"model.layers.{block}.{part}"
 
 
+def qkv_parts(spec: ModelSpec) -> tuple[str, ...]:
+    """The projections that make q, k and v, in the order of their rows."""
+    return ("self_attn.qkv_proj",) if spec.fused else ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+
+def gate_up_parts(spec: ModelSpec) -> tuple[str, ...]:
+    """The projections that make gate and up, in the order of their rows."""
+    return ("mlp.gate_up_proj",) if spec.fused else ("mlp.gate_proj", "mlp.up_proj")
+
+
 def block_shapes(spec: ModelSpec) -> Shapes:
     """Every tensor of one block, by its name within the block. All blocks are alike."""
     q, kv, hidden, inner = (
@@ -32,26 +42,23 @@ def block_shapes(spec: ModelSpec) -> Shapes:
         spec.hidden_size,
         spec.intermediate_size,
     )
-    shapes: Shapes = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q, hidden),
-        "self_attn.k_proj.weight": (kv, hidden),
-        "self_attn.v_proj.weight": (kv, hidden),
-        "self_attn.o_proj.weight": (hidden, q),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-    }
-    if spec.qkv_bias:
-        shapes |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
-    if spec.o_bias:
-        shapes |= {"self_attn.o_proj.bias": (hidden,)}
-    if spec.mlp_bias:
-        shapes |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,), "mlp.down_proj.bias": (hidden,)}
+    shapes: Shapes = {f"{norm}.weight": (hidden,) for norm in spec.norms if norm is not None}
+    for names, rows, bias in (
+        (qkv_parts(spec), (q + 2 * kv,) if spec.fused else (q, kv, kv), spec.qkv_bias),
+        (gate_up_parts(spec), (2 * inner,) if spec.fused else (inner, inner), spec.mlp_bias),
+    ):
+        for name, count in zip(names, rows, strict=True):
+            shapes |= _projection(name, (count, hidden), bias)
+    shapes |= _projection("self_attn.o_proj", (hidden, q), spec.o_bias)
+    shapes |= _projection("mlp.down_proj", (hidden, inner), spec.mlp_bias)
     if spec.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (spec.head_dim,), "self_attn.k_norm.weight": (spec.head_dim,)}
+        widths = (spec.head_dim, spec.head_dim) if spec.qk_norm == "head" else (q, kv)
+        shapes |= {"self_attn.q_norm.weight": widths[:1], "self_attn.k_norm.weight": widths[1:]}
     return shapes
+
+
+def _projection(name: str, shape: tuple[int, int], bias: bool) -> Shapes:
+    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
 def end_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:

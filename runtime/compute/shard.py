@@ -13,6 +13,8 @@ from zrt.runtime.compute.layout import (
     block_name,
     block_shapes,
     end_shapes,
+    gate_up_parts,
+    qkv_parts,
     shard_bytes,
     shard_shapes,
 )
@@ -25,15 +27,22 @@ from zrt.runtime.tensors import dtype_name
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One decoder layer. The products that share an input are merged: q, k, v rows in `qkv`; gate, up rows in `gate_up`."""
+    """One decoder layer. The products that share an input are merged: q, k, v rows in `qkv`; gate, up rows in `gate_up`.
 
-    attention_norm: Tensor  # [hidden]
+    Norm weights are in the shard's dtype, or float32 where `spec.wide_norms`. A norm that the model lacks is None.
+    """
+
+    attention_norm: Tensor | None  # [hidden]
     qkv: Linear
     qk_norm: Tensor | None  # [heads + kv heads, head_dim], the norm weight of each q and k head
+    q_norm: Tensor | None  # [heads x head_dim], where q is normed over all its heads at once
+    k_norm: Tensor | None  # [kv heads x head_dim], likewise
     o: Linear
-    mlp_norm: Tensor  # [hidden]
+    attention_out_norm: Tensor | None  # [hidden]
+    mlp_norm: Tensor | None  # [hidden]
     gate_up: Linear
     down: Linear
+    mlp_out_norm: Tensor | None  # [hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class Shard:
     nbytes: int
     blocks: tuple[Block, ...]
     embedding: Tensor | None  # [vocab, hidden], on the first stage
-    final_norm: Tensor | None  # [hidden], on the last stage
+    final_norm: Tensor | None  # [hidden], on the last stage, as the blocks' norms
     head: Linear | None  # on the last stage; its weight is the embedding's tensor where tied and held together
 
     @staticmethod
@@ -71,6 +80,7 @@ class Shard:
         first, last = blocks
         if not 0 <= first <= last < spec.num_blocks:
             raise ZrtError("bad_config", f"blocks {first}-{last} are not within this model's 0-{spec.num_blocks - 1}")
+        source, spec = source.matched(spec)
         nbytes = shard_bytes(spec, first, last, dtype_name(dtype))
         for name, shape in shard_shapes(spec, first, last).items():
             source.check(name, shape)
@@ -86,7 +96,7 @@ class Shard:
             nbytes=nbytes,
             blocks=tuple(loader.block(index) for index in range(first, last + 1)),
             embedding=ends[EMBEDDING] if first == 0 else None,
-            final_norm=ends[FINAL_NORM] if is_last else None,
+            final_norm=loader.as_norm(ends[FINAL_NORM]) if is_last else None,
             head=DenseLinear(ends[EMBEDDING if spec.tied else HEAD]) if is_last else None,
         )
 
@@ -144,17 +154,29 @@ class _Loader:
                 weight, merged(*(f"{projection}.bias" for projection in projections)) if biased else None
             )
 
+        def norm(name: str | None) -> Tensor | None:
+            return None if name is None else self.as_norm(merged(f"{name}.weight"))
+
+        norms, by_head, by_width = self._spec.norms, self._spec.qk_norm == "head", self._spec.qk_norm == "width"
         return Block(
-            attention_norm=merged("input_layernorm.weight"),
-            qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            qk_norm=self._qk_norm(merged("self_attn.q_norm.weight", "self_attn.k_norm.weight"))
-            if self._spec.qk_norm
-            else None,
+            attention_norm=norm(norms.attention),
+            qkv=linear(*qkv_parts(self._spec)),
+            qk_norm=self._head_norms(merged("self_attn.q_norm.weight", "self_attn.k_norm.weight")) if by_head else None,
+            q_norm=norm("self_attn.q_norm") if by_width else None,
+            k_norm=norm("self_attn.k_norm") if by_width else None,
             o=linear("self_attn.o_proj"),
-            mlp_norm=merged("post_attention_layernorm.weight"),
-            gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+            attention_out_norm=norm(norms.attention_out),
+            mlp_norm=norm(norms.mlp),
+            gate_up=linear(*gate_up_parts(self._spec)),
             down=linear("mlp.down_proj"),
+            mlp_out_norm=norm(norms.mlp_out),
         )
+
+    def as_norm(self, weight: Tensor) -> Tensor:
+        """A norm's weight in the form that `rms_norm` takes."""
+        if self._spec.wide_norms:
+            weight = weight.float()
+        return weight + 1.0 if self._spec.norms_plus_one else weight
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         try:
@@ -165,9 +187,9 @@ class _Loader:
                 f"a tensor {list(shape)} does not fit in the memory of {self._device}, after {self._done} of {self._nbytes} bytes",
             ) from error
 
-    def _qk_norm(self, weights: Tensor) -> Tensor:
+    def _head_norms(self, weights: Tensor) -> Tensor:
         """Norm weights of q and of k, [2 x head_dim], laid out for each of their heads."""
-        q, k = weights.chunk(2)
+        q, k = self.as_norm(weights).chunk(2)
         return torch.cat((q.expand(self._spec.num_heads, -1), k.expand(self._spec.num_kv_heads, -1)))
 
     def _tick(self, nbytes: int) -> None:

@@ -6,22 +6,28 @@ with `preadv` (never mapped), straight into the destination where dtypes agree, 
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.headers import TensorEntry, open_file, read_header, read_index
+from zrt.runtime.compute.headers import open_file
+from zrt.runtime.compute.inventory import Inventory
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 
 CHUNK_BYTES: Final = 8 << 20
 RUN_BYTES: Final = 4 << 20  # of float32 drawn from one seed; another value makes other random models
-SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
-FILE_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+FILE_DTYPES: Final = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+"""torch's name of each of `inventory.READABLE`."""
 
 Tick = Callable[[int], None]
 """Called with the destination bytes just filled, at least once every `CHUNK_BYTES`; may raise to stop the read."""
@@ -30,8 +36,11 @@ Tick = Callable[[int], None]
 class Source(Protocol):
     """Fills tensors by name."""
 
+    def matched(self, spec: ModelSpec) -> "tuple[Source, ModelSpec]":
+        """The source and the spec to load by: where a head is tied, the files have the last word on what it is tied to."""
+
     def check(self, name: str, shape: Sequence[int]) -> None:
-        """`bad_model` unless the source has tensor `name`, whole, in this shape and a dtype it can read. Reads no data."""
+        """`bad_model` or `unsupported` unless the source has tensor `name`, whole, in this shape and a dtype it can read. Reads no data."""
 
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
         """Fill `into` with the part of tensor `name` (`shape`, 1 or 2 dimensions) whose corner is (`row`, `column`).
@@ -40,38 +49,8 @@ class Source(Protocol):
         """
 
 
-class Checkpoint:
-    """The safetensors files of a model folder, by tensor name. Holds headers only; a file is open during a read alone."""
-
-    def __init__(self, folder: Path, files: Mapping[str, Path], headers: dict[Path, dict[str, TensorEntry]]) -> None:
-        """`files` says which file each tensor is in; `headers` are those read so far."""
-        self._folder = folder
-        self._files = files
-        self._headers = headers
-
-    def names(self) -> list[str]:
-        """Every tensor the files say they hold."""
-        return sorted(self._files)
-
-    def entry(self, name: str) -> TensorEntry:
-        """Where a tensor lies. Reads the header of its file at first need, so files of other stages may be absent."""
-        file = self._files.get(name)
-        if file is None:
-            raise ZrtError("bad_model", f"tensor {name} is missing from the checkpoint in {self._folder}")
-        if file not in self._headers:
-            self._headers[file] = read_header(file)
-        entry = self._headers[file].get(name)
-        if entry is None:
-            raise ZrtError("bad_model", f"tensor {name} is missing from {file}, where {INDEX_FILE} says it is")
-        return entry
-
-    def check(self, name: str, shape: Sequence[int]) -> None:
-        """See `Source.check`."""
-        entry = self.entry(name)
-        if entry.shape != tuple(shape):
-            raise ZrtError("bad_model", f"tensor {name} in {entry.file} is {list(entry.shape)}, not {list(shape)}")
-        if entry.dtype not in FILE_DTYPES:
-            raise ZrtError("bad_model", f"tensor {name} in {entry.file} is {entry.dtype}, not {', '.join(FILE_DTYPES)}")
+class Checkpoint(Inventory):
+    """The safetensors files of a model folder, to be read. A file is open during a read alone."""
 
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
         """See `Source.read`."""
@@ -106,6 +85,10 @@ class RandomCheckpoint:
     def __init__(self, spec: ModelSpec) -> None:
         self._spread = spec.init_range * 3**0.5
 
+    def matched(self, spec: ModelSpec) -> tuple[Source, ModelSpec]:
+        """See `Source.matched`: it has what the spec asks for."""
+        return self, spec
+
     def check(self, name: str, shape: Sequence[int]) -> None:
         """See `Source.check`: it has every tensor, in every shape."""
 
@@ -129,13 +112,7 @@ class RandomCheckpoint:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`: `model.safetensors`, else the files its index names. `bad_model` when there is neither."""
-    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
-    if single.is_file():
-        header = read_header(single)
-        return Checkpoint(folder, dict.fromkeys(header, single), {single: header})
-    if index.is_file():
-        return Checkpoint(folder, read_index(index), {})
-    raise ZrtError("bad_model", f"{folder} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE} (safetensors only)")
+    return Checkpoint.open(folder)
 
 
 def _read_exactly(descriptor: int, into: Tensor, offset: int, name: str, file: Path) -> None:

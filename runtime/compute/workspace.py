@@ -41,7 +41,7 @@ class Workspace:
             "hidden": spec.hidden_size,
             "normed": spec.hidden_size,
             "qkv": (heads + 2 * kv_heads) * spec.head_dim,
-            "swapped": (heads + kv_heads) * spec.head_dim,
+            "swapped": (heads + kv_heads) * spec.rope_dim,
             "attended": heads * spec.head_dim,
             "gate_up": 2 * spec.intermediate_size,
         }
@@ -64,9 +64,13 @@ class Views:
         rows = len(self.qkv)
         parts = self.qkv.view(rows, heads + 2 * kv_heads, head_dim)
         self.qk = parts[:, : heads + kv_heads]  # [rows, heads + kv heads, head_dim]
-        self.qk_halves = (self.qk[..., head_dim // 2 :], self.qk[..., : head_dim // 2])
-        self.qk_swapped = buffers["swapped"].view(self.qk.shape)  # as qk
+        half = spec.rope_dim // 2
+        self.rotated = self.qk[..., : 2 * half]  # [rows, heads + kv heads, rope_dim]
+        self.rotated_halves = (self.rotated[..., half:], self.rotated[..., :half])
+        self.swapped = buffers["swapped"].view(self.rotated.shape)
         self.qk_scale = buffers["head_scale"]  # float32 [rows, heads + kv heads, 1]
+        self.q = self.qkv[:, : heads * head_dim]  # [rows, heads x head_dim]
+        self.k = self.qkv[:, heads * head_dim : (heads + kv_heads) * head_dim]  # [rows, kv heads x head_dim]
         self.queries = parts[:, :heads].view(
             rows, kv_heads, heads // kv_heads, head_dim
         )  # [rows, kv heads, group, head_dim]

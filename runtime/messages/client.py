@@ -11,7 +11,9 @@ A map's `type` is the class name in snake_case:
     -> ...
     -> {"type": "finished", "id": "1", "reason": "stop", "prompt_tokens": 36, "completion_tokens": 12, ...}
 
-A request that fails ends with one `error` event. Absent fields take the defaults below; unknown fields are refused.
+A request that fails ends with one `error` event. Absent fields take the defaults below, in events as well; unknown fields of a request are
+refused. With `n` > 1 a request has n answers, told apart by `choice`: each is a session of its own with `accepted` and `finished`, and
+the events of all of them are mixed. One `error` ends them all.
 """
 
 from typing import Annotated, Literal
@@ -19,6 +21,19 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from zrt.runtime.messages.control import ActorState, KvStats, snake
+from zrt.runtime.messages.header import U32
+from zrt.runtime.messages.sampling import (
+    CountPenalty,
+    LogitBias,
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TokenIds,
+    TokenLogprobs,
+    TopK,
+    TopLogprobs,
+)
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -50,7 +65,14 @@ class Generate(Request):
 
     `prompt` is one user message put through the model's chat template, or plain text with `raw`. What is left out (None) is taken
     from the model's generation_config; `temperature` 0 is greedy; without `seed` one is drawn and reported. Generation ends at an
-    end-of-sequence token, at a stop string (not part of the text), after `max_tokens`, or at the end of the context.
+    end-of-sequence token or one of `stop_token_ids` (counted, no text of theirs), at a string of `stop` (not part of the text), after
+    `max_tokens`, or at the end of the context.
+
+    `repetition_penalty` divides (multiplies, below 0) the logits of all tokens of prompt and answer; `presence_penalty` is subtracted from
+    those of the answer's tokens, `frequency_penalty` once for each time they occur there. `logit_bias` is added to the logits of its ids.
+    Before `min_tokens` tokens no token is picked that ends the generation, and no stop string looked for. With `ignore_eos` end-of-sequence
+    tokens do not end it; they have no text. `logprobs` n asks for each token's log-probability and those of the n likeliest.
+    `n` answers are given to one prompt, the i-th (from 0) with `seed` + i.
     """
 
     prompt: str | None = None
@@ -58,17 +80,27 @@ class Generate(Request):
     token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
     raw: bool = False
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: CountPenalty = 0.0
+    frequency_penalty: CountPenalty = 0.0
+    logit_bias: LogitBias = {}
+    min_tokens: U32 | None = None
+    ignore_eos: bool = False
     stop: list[Annotated[str, Meta(min_length=1)]] = []
+    stop_token_ids: TokenIds = []
+    logprobs: TopLogprobs | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Meta(ge=1, le=16)] = 1
 
 
 class Cancel(Request):
-    """Stop a session, by its id or by the `id` of this client's own `generate`; exactly one is given.
+    """Stop a session, by its id, or all sessions of this client's own `generate`, by the `id` of that; exactly one is given.
 
-    Its stream ends with `finished`, reason `cancelled`. Answered by `ok`, or `error` unknown_session.
+    Each ends with `finished`, reason `cancelled`. Answered by `ok`, or `error` unknown_session.
     """
 
     session: int | None = None
@@ -110,15 +142,25 @@ class Error(Event):
     where: str = ""
 
 
-class Accepted(Event):
-    """The generation exists: its session id, the seed it samples with, and the prompt's length in tokens."""
+class Answering(Event, omit_defaults=True, kw_only=True):
+    """Base of what is heard of one answer: `choice` counts a request's answers from 0."""
+
+    choice: int = 0
+
+
+class Accepted(Answering):
+    """The session exists: its id, the seed it samples with, and the prompt's length in tokens.
+
+    `notes` says what the model's generation_config asks for and does not get.
+    """
 
     session: int
     seed: int
     prompt_tokens: int
+    notes: list[str] = []
 
 
-class Progress(Event):
+class Progress(Answering):
     """What happens before and between tokens: prompt tokens run of those to run, a place in the queue, a replay, a wait."""
 
     phase: Phase
@@ -127,12 +169,16 @@ class Progress(Event):
     message: str = ""
 
 
-class Piece(Event):
-    """Text that will not change any more, and the token ids sampled since the last piece; `index` counts tokens before this piece."""
+class Piece(Answering):
+    """Text that will not change any more, and the token ids sampled since the last piece; `index` counts tokens before this piece.
+
+    `logprobs` is there if asked for: one entry a token of `token_ids`.
+    """
 
     index: int
     text: str
     token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class StageShare(Struct):
@@ -152,8 +198,8 @@ class Timings(Struct):
     decode_tok_s: float
 
 
-class Finished(Event):
-    """The end of a generation. `token_ids` of all pieces together hold every sampled token, a final end-of-sequence included."""
+class Finished(Answering):
+    """The end of an answer. `token_ids` of all pieces together hold every sampled token, a final end-of-sequence included."""
 
     reason: FinishReason
     prompt_tokens: int
@@ -182,6 +228,7 @@ class ActorInfo(Struct):
     total_bytes: int = 0
     sessions: int = 0
     waiting: int = 0
+    turns: int = 0
     steps: int = 0
     busy_share: float = 0.0
     rss_bytes: int = 0

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +42,15 @@ class Running:
         return self.process.wait(END_S)
 
 
-def run_zrt(*words: str, home: Path, timeout: float = 60.0, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def run_zrt(
+    *words: str, home: Path, timeout: float = 60.0, stdin: str | None = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. `stdin` is what it reads there; None: nothing, it is closed."""
     command = [sys.executable, "-m", "zrt.runtime.cli", *words]
+    if stdin is None:
+        command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=timeout, env=_environment(home), check=False
+        command, input=stdin, capture_output=True, text=True, timeout=timeout, env=environment(home), check=False
     )
 
 
@@ -57,7 +62,7 @@ def start_zrt(*words: str, home: Path, **extra: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=_environment(home) | extra,
+        env=environment(home) | extra,
         pass_fds=[int(fd) for name, fd in extra.items() if name.endswith("_FD")],
     )
 
@@ -83,11 +88,21 @@ def running(*words: str, home: Path) -> Iterator[Running]:
             process.communicate()
 
 
+def family(home: Path) -> list[psutil.Process]:
+    """Every process of the clusters that were started with this home: children inherit it, whoever their parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("ZRT_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
 def gone(processes: Sequence[psutil.Process], within: float = 5.0) -> bool:
     """Whether all of them ended in time."""
     return not psutil.wait_procs(processes, within)[1]
 
 
-def _environment(home: Path) -> dict[str, str]:
+def environment(home: Path) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ZRT_")}
     return clean | {"ZRT_HOME": str(home), "HF_HUB_OFFLINE": "1"}

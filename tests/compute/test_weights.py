@@ -2,21 +2,22 @@
 
 import json
 import shutil
-import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from broken import CASES, DOWN, EMBEDDING, HEAD, INDEX, SINGLE, broken_copy
 from safetensors.torch import load_file, save_file
 
+from zrt.runtime.compute.families import FAMILIES
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes, shard_bytes
 from zrt.runtime.compute.shard import Shard
-from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.weights import CHUNK_BYTES, RandomCheckpoint, open_checkpoint
 from zrt.runtime.errors import ZrtError
 
@@ -165,7 +166,7 @@ def test_a_shard_that_fits_no_memory_is_refused(make_model) -> None:
 
 
 def test_files_of_other_stages_may_be_absent(make_model, tmp_path) -> None:
-    folder = _copy(make_model("llama", files=3), tmp_path)
+    folder = shutil.copytree(make_model("llama", files=3), tmp_path, dirs_exist_ok=True)
     needed = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     of_block_0 = {file for name, file in needed.items() if "layers.0." in name or "embed" in name}
     for file in folder.glob("*.safetensors"):
@@ -176,137 +177,114 @@ def test_files_of_other_stages_may_be_absent(make_model, tmp_path) -> None:
         _load(folder, (3, 3))
 
 
-def _copy(folder: Path, to: Path) -> Path:
-    shutil.copytree(folder, to, dirs_exist_ok=True)
-    return to
-
-
-def _edit(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
-    """Save the tensors again after a change to them."""
-
-    def apply(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors")
-
-    return apply
-
-
-def _cut(fraction: float) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        data = (folder / "model.safetensors").read_bytes()
-        (folder / "model.safetensors").write_bytes(data[: int(len(data) * fraction)])
-
-    return apply
-
-
-def _header(text: bytes, length: int | None = None) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text) if length is None else length) + text)
-
-    return apply
-
-
-def _entry(**fields: object) -> Callable[[Path], None]:
-    """A file whose header says this of one tensor, with 64 bytes of data."""
-
-    def apply(folder: Path) -> None:
-        entry = {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]} | fields
-        text = json.dumps({"model.norm.weight": entry}).encode()
-        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(256))
-
-    return apply
-
-
-def _index(weight_map: object) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        (folder / "model.safetensors").unlink()
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-    return apply
-
-
-NORM = "model.layers.2.input_layernorm.weight"
-DOWN = "model.layers.3.mlp.down_proj.weight"
-BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no weights": (
-        lambda folder: (folder / "model.safetensors").unlink(),
-        "holds no weights: neither model.safetensors",
-    ),
-    "an empty file": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "not a whole safetensors file"),
-    "seven bytes": (
-        lambda folder: (folder / "model.safetensors").write_bytes(bytes(7)),
-        "not a whole safetensors file",
-    ),
-    "cut in the header": (_cut(0.001), "not a whole safetensors file"),
-    "cut in the data": (
-        _cut(0.5),
-        r"tensor .* in .*model.safetensors ends at byte \d+, but the file has \d+: it is cut off",
-    ),
-    "the last byte cut": (_cut(0.999999), "it is cut off"),
-    "a header of 2^63 bytes": (_header(b"{}", 1 << 63), "not a whole safetensors file"),
-    "a header that is not JSON": (_header(b"{'a'}"), "not a JSON object"),
-    "a header that is not UTF-8": (_header(b'{"\xff": 1}'), "not a JSON object"),
-    "a header that is a list": (_header(b"[]"), "not a JSON object"),
-    "a header too deep": (_header(b"[" * 100_000), "not a JSON object"),
-    "an empty header": (_header(b"{}"), "tensor model.embed_tokens.weight is missing"),
-    "an entry that is no object": (_header(b'{"a": 3}'), "tensor a in .* its header entry is damaged"),
-    "an entry without offsets": (_entry(data_offsets=None), "its header entry is damaged"),
-    "an entry that ends before it begins": (_entry(data_offsets=[8, 4]), "bytes 8 to 4 do not hold F32"),
-    "an entry with a negative size": (
-        _entry(shape=[-64], data_offsets=[0, 256]),
-        "its header entry is damaged",
-    ),
-    "an entry with a size that is text": (_entry(shape=["64"]), "its header entry is damaged"),
-    "an entry whose bytes do not hold its shape": (_entry(shape=[65]), r"bytes 0 to 256 do not hold F32 \[65\]"),
-    "an entry beyond the file": (_entry(shape=[128], data_offsets=[0, 512]), "model.norm.weight .* it is cut off"),
-    "a tensor missing": (_edit(lambda tensors: tensors.pop(NORM)), f"tensor {NORM} is missing"),
-    "a tensor transposed": (
-        _edit(lambda tensors: tensors.update({DOWN: tensors[DOWN].t().contiguous()})),
-        rf"tensor {DOWN} in .*model.safetensors is \[96, 64\], not \[64, 96\]",
-    ),
-    "a tensor of integers": (
-        _edit(lambda tensors: tensors.update({NORM: torch.ones(64, dtype=torch.int32)})),
-        f"tensor {NORM} in .* is I32, not F32, BF16, F16",
-    ),
-    "a tensor of doubles": (_edit(lambda tensors: tensors.update({NORM: torch.ones(64).double()})), "is F64, not F32"),
-    "an index that is no map": (_index([1, 2]), "index.json is damaged"),
-    "an index to a file elsewhere": (_index({NORM: "../other.safetensors"}), "not the name of a file beside it"),
-    "an index to a number": (_index({NORM: 3}), "index.json is damaged"),
-    "an index to a missing file": (
-        _index({"model.embed_tokens.weight": "gone.safetensors"}),
-        "gone.safetensors: No such file",
-    ),
-    "an index that is not JSON": (
-        lambda folder: (_index({})(folder), (folder / "model.safetensors.index.json").write_text("{"))[0],
-        "index.json is damaged",
-    ),
-}
-
-
-@pytest.mark.parametrize(("break_it", "text"), BROKEN.values(), ids=BROKEN.keys())
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_broken_checkpoint_is_refused_before_it_is_read_by_the_name_of_what_is_broken(
-    make_model, tmp_path, break_it, text
+    make_model, tmp_path, case
 ) -> None:
-    folder = _copy(make_model("llama"), tmp_path)
-    break_it(folder)
+    folder = broken_copy(case, make_model, tmp_path)
     read: list[int] = []
-    with pytest.raises(ZrtError, match=text) as caught:
+    with pytest.raises(ZrtError, match=case.says[0]) as caught:
         _load(folder, progress=lambda done, _: read.append(done))
-    assert caught.value.kind == "bad_model"
+    assert caught.value.kind == case.kind
     assert not read
 
 
-def test_an_index_that_names_a_tensor_its_file_lacks_is_refused(make_model, tmp_path) -> None:
-    folder = _copy(make_model("llama", files=3), tmp_path)
-    path = folder / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    index["weight_map"][NORM] = next(file for file in index["weight_map"].values() if file != index["weight_map"][NORM])
-    path.write_text(json.dumps(index))
-    with pytest.raises(
-        ZrtError, match=rf"tensor {NORM} is missing from .*, where model.safetensors.index.json says it is"
-    ):
-        _load(folder)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("blocks", [(0, 3), (0, 1), (2, 3)])
+def test_a_load_leaves_no_number_as_it_was_allocated(make_model, monkeypatch, family, tied, blocks) -> None:
+    empty = torch.empty
+
+    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+        made = empty(*size, **options)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    assert torch.empty(1).isnan()
+    shard = _load(make_model(family, tied=tied), blocks)
+    assert len(everything := list(_every_tensor(shard))) >= 2 * 6
+    assert not any(tensor.isnan().any() for tensor in everything)
+
+
+def _every_tensor(held: object) -> Iterator[torch.Tensor]:
+    """Every tensor reachable from a shard, whatever its fields are called."""
+    if isinstance(held, torch.Tensor):
+        yield held
+    elif isinstance(held, tuple):
+        for item in held:
+            yield from _every_tensor(item)
+    elif not isinstance(held, ModelSpec):
+        names = getattr(held, "__dataclass_fields__", None) or getattr(held, "__dict__", {})
+        for name in names:
+            yield from _every_tensor(getattr(held, name))
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_float8_weights_are_widened(make_model, tmp_path, stored, dtype) -> None:
+    folder = shutil.copytree(make_model("llama"), tmp_path / "model")
+    tensors = {name: tensor.to(stored) for name, tensor in load_file(folder / SINGLE).items()}
+    save_file(tensors, folder / SINGLE)
+    held = _tensors(_load(folder, dtype=dtype))
+    assert torch.equal(held["3.down"], tensors[DOWN].to(dtype))
+    assert torch.equal(held["embedding"], tensors[EMBEDDING].to(dtype))
+    assert {tensor.dtype for tensor in held.values()} == {dtype}
+
+
+def test_one_checkpoint_may_mix_dtypes(make_model, tmp_path) -> None:
+    folder = shutil.copytree(make_model("llama"), tmp_path / "model")
+    expected = load_file(folder / SINGLE)
+    expected[DOWN] = expected[DOWN].to(torch.float8_e4m3fn)
+    expected[HEAD] = expected[HEAD].half()
+    save_file(expected, folder / SINGLE)
+    held = _tensors(_load(folder))
+    assert torch.equal(held["3.down"], expected[DOWN].float())
+    assert torch.equal(held["head"], expected[HEAD].float())
+
+
+@pytest.mark.parametrize("shipped", ["equal", "different", "alone"])
+@pytest.mark.parametrize("cuts", [((0, 3),), ((0, 1), (2, 3))], ids=["one stage", "two stages"])
+def test_a_tied_head_that_is_shipped_is_used_as_transformers_uses_it(
+    make_model, pipeline, reference, tmp_path, shipped, cuts
+) -> None:
+    folder = shutil.copytree(make_model("llama", tied=True), tmp_path / "model")
+    tensors = load_file(folder / SINGLE)
+    tensors[HEAD] = tensors[EMBEDDING].clone() if shipped != "different" else tensors[EMBEDDING].flip(0).contiguous()
+    if shipped == "alone":
+        del tensors[EMBEDDING]
+    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    prompt = [5, 17, 99, 3, 42]
+    wanted = reference(folder).generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12)[0, 5:].tolist()
+    assert pipeline(folder, cuts).greedy("s", prompt, 12) == wanted
+    shard = _load(folder)
+    assert (shard.head.weight is shard.embedding) == (shipped == "alone")
+    assert shard.nbytes == shard_bytes(shard.spec, 0, 3, "float32")
+
+
+def test_files_that_are_not_the_model_are_ignored(make_model, tmp_path) -> None:
+    folder = shutil.copytree(make_model("llama", files=3), tmp_path / "model")
+    (folder / "consolidated.safetensors").write_bytes(b"no safetensors file")
+    (folder / "consolidated.00.pth").write_bytes(b"")
+    (folder / "model-00009-of-00009.safetensors").write_bytes(b"of another model")
+    assert set(_tensors(_load(folder))) == set(_tensors(_load(make_model("llama"))))
+
+
+def test_a_single_file_comes_before_an_index(make_model, tmp_path) -> None:
+    folder = shutil.copytree(make_model("llama"), tmp_path / "model")
+    (folder / INDEX).write_text('{"weight_map": {"a": "gone.safetensors"}}')
+    assert _load(folder).nbytes > 0
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_files_may_be_links_to_elsewhere_as_in_a_hub_cache(make_model, tmp_path, files) -> None:
+    folder, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    for number, file in enumerate(make_model("llama", files=files).iterdir()):
+        shutil.copy(file, blobs / str(number))
+        (folder / file.name).symlink_to(f"../../blobs/{number}")
+    held, wanted = _tensors(_load(folder)), _tensors(_load(make_model("llama", files=files)))
+    assert all(torch.equal(held[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -334,7 +312,7 @@ def test_random_weights_are_the_same_in_another_process(make_model) -> None:
     spec = read_spec(folder)
     code = (
         "import sys, pathlib, torch; from zrt.runtime.compute.weights import RandomCheckpoint;"
-        "from zrt.runtime.compute.spec import read_spec; t = torch.empty(96, 64);"
+        "from zrt.runtime.compute.spec import ModelSpec, read_spec; t = torch.empty(96, 64);"
         "RandomCheckpoint(read_spec(pathlib.Path(sys.argv[1]))).read('model.layers.1.mlp.up_proj.weight', (96, 64), t, lambda n: None);"
         "sys.stdout.write(t.numpy().tobytes().hex())"
     )

@@ -115,7 +115,7 @@ async def test_running_out_of_pages_preempts_and_nobody_notices(make_model: Call
         async def one(ids: list[int]) -> list[int]:
             got = []
             stream = cluster.client.generate(token_ids=ids, max_tokens=100, temperature=0.0)
-            while stream._finished is None:
+            while not stream.over:
                 event = await stream.next_event()
                 if isinstance(event, Progress):
                     phases.add(event.phase)
@@ -164,7 +164,7 @@ async def test_starts_and_cancels_at_any_moment_leave_nothing(make_model: Callab
                 token_ids=prompt(chosen.randint(1, 90), seed), max_tokens=chosen.randint(1, 60), temperature=0.0
             )
             for _ in range(chosen.randint(1, 25)):
-                if stream._finished is not None:
+                if stream.over:
                     break
                 await stream.next_event()
             session = stream.accepted.session if stream.accepted else 0
@@ -201,3 +201,34 @@ async def test_equal_sessions_are_served_equally(make_model: Callable[..., Path]
         await asyncio.gather(*tasks)
     assert len(served) >= 8
     assert max(served) <= 1.5 * min(served)
+
+
+async def test_slots_keep_batches_whole_on_every_stage(make_model: Callable[..., Path]) -> None:
+    """16 sessions on two stages decode in two batches of about eight, not in crumbs."""
+    async with local_cluster(make_model("llama"), TWO) as cluster:
+        counts = [0] * 16
+        all_run, enough = asyncio.Event(), asyncio.Event()
+
+        async def one(index: int) -> None:
+            stream = cluster.client.generate(
+                token_ids=prompt(9, index), max_tokens=200, temperature=0.0, ignore_eos=True
+            )
+            async for piece in stream:
+                counts[index] += len(piece.token_ids)
+                if min(counts) >= 20:
+                    all_run.set()
+                if max(counts) >= 180:
+                    enough.set()
+
+        def tallies() -> list[tuple[int, int]]:
+            return [(server.turns.tally.turns, server.turns.tally.steps) for server in cluster.servers]
+
+        tasks = [asyncio.create_task(one(index)) for index in range(16)]
+        async with asyncio.timeout(WAIT_S):
+            await all_run.wait()
+            before = tallies()
+            await enough.wait()
+            after = tallies()
+        await asyncio.gather(*tasks)
+    for (turns, steps), (more_turns, more_steps) in zip(before, after, strict=True):
+        assert (more_steps - steps) / (more_turns - turns) >= 0.8 * 16 / 2

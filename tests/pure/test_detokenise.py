@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
 
-from zrt.runtime.detokenise import WINDOW, CleanUp, Detokeniser
+from zrt.runtime.detokenise import BYTE_TOKEN, WINDOW, CleanUp, Detokeniser
 from zrt.runtime.text import Tokenizer, clean_up
 
 Folder = Callable[..., Path]
@@ -115,6 +116,52 @@ def test_the_first_token_loses_its_space_and_no_other(tokenizer_folder: Folder) 
     tokenizer = opened(tokenizer_folder("llama"))
     ids = [tokenizer.backend.token_to_id(name) for name in ("<s>", "▁he", "</s>", "▁he", "▁", "▁he")]
     assert pieces_of(tokenizer, ids) == ["", "he", "", " he", " ", " he", ""]
+
+
+def bytes_of(tokenizer: Tokenizer, token: int) -> int:
+    """How many bytes of UTF-8 a token stands for."""
+    name = tokenizer.backend.id_to_token(token)
+    if token in tokenizer.special_ids:
+        return 0
+    if BYTE_TOKEN.fullmatch(name):
+        return 1
+    return len(name) if set(name) <= set(ByteLevel.alphabet()) else len(name.replace("▁", " ").encode())
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("kind", ["byte-level", "gemma"])
+def test_a_prompt_may_end_inside_a_character(tokenizer_folder: Folder, kind: str, text: str) -> None:
+    """Wherever it is cut, the answer begins with the character that the prompt left unfinished."""
+    tokenizer = opened(tokenizer_folder(kind))
+    ids = tokenizer.encode_raw(text)
+    for cut in range(len(ids)):
+        sent = sum(bytes_of(tokenizer, token) for token in ids[:cut])
+        whole = text.encode()[:sent].decode(errors="ignore")
+        detokeniser = Detokeniser(tokenizer, ids[:cut])
+        assert "".join([*map(detokeniser.push, ids[cut:]), detokeniser.finish()]) == text[len(whole) :]
+
+
+def test_a_prompt_that_ends_with_a_character_changes_nothing(tokenizer_folder: Folder) -> None:
+    for kind in ("byte-level", "gemma", "llama", "metaspace", "words"):
+        tokenizer = opened(tokenizer_folder(kind))
+        ids = tokenizer.encode_raw("one a b")
+        detokeniser = Detokeniser(tokenizer, tokenizer.encode_raw("two 日本"))
+        assert "".join([*map(detokeniser.push, ids), detokeniser.finish()]) == tokenizer.decode(ids)
+
+
+def test_an_unfinished_character_that_nothing_completes_is_not_lost_on_the_way(tokenizer_folder: Folder) -> None:
+    tokenizer = opened(tokenizer_folder("byte-level"))
+    prompt, ids = [tokenizer.backend.token_to_id("ä½")], tokenizer.encode_raw("he")
+    detokeniser = Detokeniser(tokenizer, prompt)
+    assert "".join([*map(detokeniser.push, ids), detokeniser.finish()]) == "\ufffdhe"
+
+
+def test_hidden_tokens_have_no_text(tokenizer_folder: Folder) -> None:
+    """An end token need not be a special one."""
+    tokenizer = opened(tokenizer_folder("byte-level"))
+    hidden = tokenizer.backend.token_to_id("<think>")
+    detokeniser = Detokeniser(tokenizer, hidden={hidden})
+    assert [detokeniser.push(token) for token in (hidden, *tokenizer.encode_raw("he"), hidden)] == ["", "he", ""]
 
 
 class Counting:

@@ -1,13 +1,18 @@
 """A session's history, text and states; and what a replay sends."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zrt.runtime.detokenise import Detokeniser
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.sampling import Sampling
+from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 from zrt.runtime.sessions import MOVES, Session, Span, State, replay_spans
 from zrt.runtime.stops import StopMatcher
+from zrt.runtime.text import Tokenizer
 
 
 class Letters:
@@ -25,8 +30,16 @@ class Letters:
         return text
 
 
-def session(*, max_length: int = 100, stop: tuple[str, ...] = (), eos: frozenset[int] = frozenset({25})) -> Session:
-    made = Session(1, [1, 2, 3], max_length, eos, Sampling(), Letters(), StopMatcher(stop))
+def session(
+    *,
+    max_length: int = 100,
+    stop: tuple[str, ...] = (),
+    eos: frozenset[int] = frozenset({25}),
+    min_tokens: int = 0,
+    logprobs: int | None = None,
+) -> Session:
+    sampling = Sampling(min_tokens=min_tokens, logprobs=logprobs)
+    made = Session(1, [1, 2, 3], max_length, eos, sampling, Letters(), StopMatcher(stop))
     made.move(State.PREFILL)
     made.move(State.DECODING)
     return made
@@ -63,6 +76,79 @@ def test_a_stop_string_ends_it_and_is_not_shown() -> None:
 
 def test_a_stop_string_that_only_the_end_completes_is_a_stop() -> None:
     assert run(session(max_length=6, stop=("bc",)), [0, 1, 2]) == ("a", [0, 1, 2], "stop")
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "shown", "reason"),
+    [(0, "a", "stop"), (2, "a", "stop"), (3, "abca", "stop"), (5, "abca", "stop"), (6, "abcabca", "stop"), (9, "abcabcabc", "length")],
+)  # fmt: skip
+def test_no_stop_is_looked_for_in_the_text_of_the_minimum(min_tokens: int, shown: str, reason: str) -> None:
+    """The text of a token comes with the next one here: the first `bc` with tokens 3 and 4, the last one with the end."""
+    made = session(stop=("bc",), max_length=12, min_tokens=min_tokens)
+    text, _, ended = run(made, [0, 1, 2] * 3)
+    assert (text, ended) == (shown, reason)
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "gemma"])
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("ab 👩‍👩‍👧‍👦 ok", "👩‍👩‍👧‍👦", "ab "),
+        ("ab 👩‍👩‍👧‍👦 ok", "‍👧", "ab 👩‍👩"),
+        ("one 🇫🇷🇩🇪 two", "🇷🇩", "one 🇫"),
+        ("漢字かな交じり文", "かな交", "漢字"),
+        ("cafe\u0301 noir", "e\u0301 n", "caf"),
+        ("cafe\u0301 noir", "\u0301", "cafe"),
+        ("a long answer. Then more", "er. Th", "a long answ"),
+    ],
+)
+def test_a_stop_string_may_span_many_tokens(
+    tokenizer_folder: Callable[..., Path], kind: str, text: str, stop: str, shown: str
+) -> None:
+    tokenizer = Tokenizer.open(tokenizer_folder(kind))
+    assert tokenizer is not None
+    ids = tokenizer.encode_raw(text)
+    detokeniser, stops = Detokeniser(tokenizer), StopMatcher([stop])
+    made = Session(1, [1, 2, 3], 200, frozenset({999}), Sampling(), detokeniser, stops)
+    made.move(State.PREFILL)
+    made.move(State.DECODING)
+    said, taken, reason = run(made, [*ids, 999])
+    assert (said, reason, stops.matched) == (shown, "stop", stop)
+    if kind == "byte-level":
+        assert stop not in tokenizer.decode(taken[:-1])  # it ended as soon as the stop string was there
+
+
+def test_a_minimum_that_is_the_maximum_looks_for_no_stop_at_all() -> None:
+    made = session(stop=("bc",), max_length=6, min_tokens=3)
+    assert run(made, [0, 1, 2]) == ("abc", [0, 1, 2], "length")
+
+
+def test_logprobs_wait_with_their_tokens_while_text_is_held_back() -> None:
+    made = session(stop=("bcx",), logprobs=0)
+    ids, said = [], []
+    for token in [0, 1, 2, 3, 25]:
+        piece = made.push(len(made.tokens), token, TokenLogprobs(token, -1.0 - token))
+        if piece is not None:
+            assert piece.logprobs is not None
+            assert [entry.token for entry in piece.logprobs] == piece.token_ids
+            ids += piece.token_ids
+            said += piece.logprobs
+    assert ids == [0, 1, 2, 3, 25]
+    assert [entry.logprob for entry in said] == [-1.0, -2.0, -3.0, -4.0, -26.0]
+
+
+def test_a_repeated_token_does_not_repeat_its_logprobs() -> None:
+    made = session(logprobs=0)
+    made.push(3, 0, TokenLogprobs(0, -1.0))
+    made.push(3, 0, TokenLogprobs(0, -1.0))
+    piece = made.finish("cancelled")
+    assert piece.logprobs == [TokenLogprobs(0, -1.0)]
+
+
+def test_pieces_have_no_logprobs_unless_asked_for() -> None:
+    made = session()
+    made.push(3, 0)
+    assert made.finish("cancelled").logprobs is None
 
 
 def test_a_repeated_token_is_ignored_and_a_missing_one_is_a_gap() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.generation_config import GenerationDefaults, eos_ids, generation_defaults
+from zrt.runtime.generation_config import NEUTRAL, GenerationDefaults, eos_ids, generation_defaults
 from zrt.runtime.templates import ChatTemplate
 from zrt.runtime.text import Tokenizer
 
@@ -112,6 +112,34 @@ def test_ids_and_text_are_those_of_transformers(tokenizer_folder: Folder, kind: 
         assert tokenizer.decode(ids) == other.decode(ids, skip_special_tokens=True)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (other.bos_token_id, other.eos_token_id)
     assert tokenizer.special_ids == {n for n, token in other.added_tokens_decoder.items() if token.special}
+
+
+WRITINGS = {
+    "emoji-with-joiners": "👩‍👩‍👧‍👦 and 🏳️‍🌈, 👍🏽",
+    "cjk": "漢字かな交じり文、日本。한국어",
+    "flags": "🇫🇷🇩🇪🏴󠁧󠁢󠁳󠁣󠁴󠁿",
+    "combining-marks": "e\u0301 ẹ̀kọ́ नमस्ते a\u0323\u0302",
+    "right-to-left": "שלום עליכם مرحبا",
+    "odd-spaces": "a\u00a0b\u2009c\u200bd \t\r\n",
+}
+
+
+@pytest.mark.parametrize("writing", WRITINGS)
+@pytest.mark.parametrize("kind", ["byte-level", "gemma", "llama"])
+def test_every_writing_comes_back_from_its_ids_as_it_was(tokenizer_folder: Folder, kind: str, writing: str) -> None:
+    folder, text = tokenizer_folder(kind), WRITINGS[writing]
+    tokenizer, other = opened(folder), theirs(folder)
+    ids = tokenizer.encode_raw(text)
+    assert ids == other(text)["input_ids"]
+    assert tokenizer.decode(ids) == text == other.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("writing", WRITINGS)
+def test_a_chat_in_every_writing_is_what_transformers_makes_of_it(tokenizer_folder: Folder, writing: str) -> None:
+    folder = tokenizer_folder("byte-level", chat_template=WRITES_BOS)
+    chat = [{"role": "user", "content": WRITINGS[writing]}]
+    ids = theirs(folder).apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    assert opened(folder).encode_chat(chat) == ids
 
 
 def test_a_chat_is_what_transformers_makes_of_it(tokenizer_folder: Folder) -> None:
@@ -222,17 +250,43 @@ def test_a_model_may_have_no_eos(tmp_path: Path) -> None:
         ({"do_sample": True}, GenerationDefaults(1.0, 0, 1.0)),
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": None}, GenerationDefaults(0.6, 0, 0.9)),
         ({"do_sample": True, "temperature": 1, "top_k": 20, "pad_token_id": 0}, GenerationDefaults(1.0, 20, 1.0)),
+        ({"top_p": 0.8, "top_k": 5, "min_p": 0.1}, GenerationDefaults(0.0, 5, 0.8, 0.1)),
+        ({"repetition_penalty": 1.05}, GenerationDefaults(repetition_penalty=1.05)),
+        ({"max_new_tokens": 9, "min_new_tokens": 3}, GenerationDefaults(min_tokens=3, max_tokens=9)),
+        ({"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": None}, GenerationDefaults()),
+        ({"num_beams": 4, "typical_p": 0.9}, GenerationDefaults(unheeded=("num_beams 4", "typical_p 0.9"))),
+        ({"suppress_tokens": [1, 2]}, GenerationDefaults(unheeded=("suppress_tokens [1,2]",))),
     ],
 )
 def test_defaults_of_generation(tmp_path: Path, said: dict[str, object], meant: GenerationDefaults) -> None:
     assert generation_defaults(written(tmp_path, generation_config=said)) == meant
 
 
+def test_every_neutral_value_is_the_one_that_transformers_takes_for_none() -> None:
+    from transformers import GenerationConfig
+
+    theirs = GenerationConfig._get_default_generation_params()
+    assert set(NEUTRAL) <= set(GenerationConfig().to_dict()) | {"penalty_alpha", "dola_layers"}
+    assert {key: theirs[key] for key in NEUTRAL if theirs.get(key) is not None} == {
+        key: value for key, value in NEUTRAL.items() if theirs.get(key) is not None
+    }
+
+
 def test_without_a_generation_config_answers_are_greedy(tmp_path: Path) -> None:
     assert generation_defaults(tmp_path) == GenerationDefaults(temperature=0.0)
 
 
-@pytest.mark.parametrize("text", ["{", '{"do_sample": true, "temperature": "hot"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"do_sample": true, "temperature": "hot"}',
+        '{"repetition_penalty": 0}',
+        '{"min_p": 1.5}',
+        '{"max_new_tokens": 0}',
+    ],
+)
 def test_a_broken_generation_config_is_a_bad_model(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ZrtError, match=r"generation_config\.json"):

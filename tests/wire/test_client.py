@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Accepted, Generate, Status
+from zrt.runtime.messages.client import Accepted, Generate, Piece, Status
+from zrt.runtime.messages.sampling import Logprob, TokenLogprobs
 from zrt.runtime.wire import MAX_CLIENT_FRAME, WireError, decode_client, decode_event, encode_client, encode_event
 
 pack = msgspec.msgpack.encode
@@ -27,6 +28,28 @@ def test_the_documented_example_is_an_answer():
     assert msgspec.msgpack.decode(encode_event(event)) == expected
 
 
+def test_what_was_not_asked_for_is_not_in_a_piece():
+    piece = Piece(id="1", index=0, text="a", token_ids=[5])
+    expected = {"type": "piece", "id": "1", "index": 0, "text": "a", "token_ids": [5]}
+    assert msgspec.msgpack.decode(encode_event(piece)) == expected
+
+
+def test_what_was_asked_for_is_in_a_piece():
+    said = [TokenLogprobs(5, -0.5, [Logprob(5, -0.5), Logprob(7, -1.5)])]
+    event = msgspec.msgpack.decode(
+        encode_event(Piece(id="1", choice=2, index=0, text="a", token_ids=[5], logprobs=said))
+    )
+    assert event["choice"] == 2
+    top = [{"token": 5, "logprob": -0.5}, {"token": 7, "logprob": -1.5}]
+    assert event["logprobs"] == [{"token": 5, "logprob": -0.5, "top": top}]
+
+
+def test_a_text_that_is_not_unicode_is_not_sent():
+    with pytest.raises(ZrtError, match="UTF-8") as caught:
+        encode_client(Generate(id="1", prompt="caf\udcc3"))
+    assert caught.value.kind == "bad_request"
+
+
 @pytest.mark.parametrize("wrap", [bytes, memoryview, bytearray])
 def test_any_buffer_is_taken(wrap):
     assert decode_client(wrap(encode_client(Status(id="1")))) == Status(id="1")
@@ -42,6 +65,20 @@ def test_any_buffer_is_taken(wrap):
         ({"type": "generate", "id": "7", "top_p": 0}, "bad_request", "7", "generate.top_p: Expected"),
         ({"type": "generate", "id": "7", "top_p": 1.5}, "bad_request", "7", "generate.top_p: Expected"),
         ({"type": "generate", "id": "7", "seed": 2**63}, "bad_request", "7", "generate.seed: Expected"),
+        ({"type": "generate", "id": "7", "min_p": 1.5}, "bad_request", "7", "generate.min_p: Expected"),
+        ({"type": "generate", "id": "7", "repetition_penalty": 0}, "bad_request", "7", "generate.repetition_penalty: Expected"),
+        ({"type": "generate", "id": "7", "repetition_penalty": float("inf")}, "bad_request", "7", "generate.repetition_penalty: Expected"),
+        ({"type": "generate", "id": "7", "presence_penalty": 2.5}, "bad_request", "7", "generate.presence_penalty: Expected"),
+        ({"type": "generate", "id": "7", "frequency_penalty": -2.5}, "bad_request", "7", "generate.frequency_penalty: Expected"),
+        ({"type": "generate", "id": "7", "min_tokens": -1}, "bad_request", "7", "generate.min_tokens: Expected"),
+        ({"type": "generate", "id": "7", "ignore_eos": 1}, "bad_request", "7", "generate.ignore_eos: Expected `bool`"),
+        ({"type": "generate", "id": "7", "logit_bias": {5: 101}}, "bad_request", "7", "generate.logit_bias[...]: Expected `float` <= 100.0"),
+        ({"type": "generate", "id": "7", "logit_bias": {"5": 1}}, "bad_request", "7", "in `$.logit_bias`"),
+        ({"type": "generate", "id": "7", "logprobs": 21}, "bad_request", "7", "generate.logprobs: Expected `int` <= 20"),
+        ({"type": "generate", "id": "7", "n": 0}, "bad_request", "7", "generate.n: Expected `int` >= 1"),
+        ({"type": "generate", "id": "7", "n": 17}, "bad_request", "7", "generate.n: Expected `int` <= 16"),
+        ({"type": "generate", "id": "7", "stop_token_ids": [1] * 257}, "bad_request", "7", "generate.stop_token_ids: Expected `array`"),
+        ({"type": "generate", "id": "7", "num_beams": 4}, "bad_request", "7", "generate: Object contains unknown field `num_beams`"),
         ({"type": "generate", "id": "7", "token_ids": [1, -1]}, "bad_request", "7", "generate.token_ids[1]: Expected `int` >= 0"),
         ({"type": "generate", "id": "7", "stop": ["a", ""]}, "bad_request", "7", "generate.stop[1]: Expected `str` of length >= 1"),
         ({"type": "generate", "id": "7", "messages": [{"role": "a"}]}, "bad_request", "7", "generate.messages[0]: Object missing required field"),

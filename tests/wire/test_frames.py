@@ -1,5 +1,6 @@
 """Messages between actors as frames: what is sent, what is refused, and what a refusal says."""
 
+import math
 import mmap
 
 import msgspec
@@ -7,9 +8,10 @@ import pytest
 import zmq
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Done, Opened, Sampled
+from zrt.runtime.messages.control import Address, Done, Open, Opened, Sampled
 from zrt.runtime.messages.header import PROTOCOL, Header, HopTime, Step
 from zrt.runtime.messages.inference import InferenceRequest
+from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.wire import INLINE, MAX_FRAME, WireError, decode, encode
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4}
@@ -302,6 +304,29 @@ def test_a_hostile_body_is_refused_with_the_header_known(schema, frame):
     assert error.kind in ("bad_request", "unknown_op")
     assert error.header == header
     assert len(str(error)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -1),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 3.0),
+        ("logprobs", 21),
+        ("seed", -1),
+    ],
+)
+def test_an_open_that_samples_out_of_range_is_refused_by_field(field, value):
+    body = Open(1, 1, 0, 0, [Address("last", 1, "")], 4, sampling=Sampling(**{field: value}))
+    error = refused(None, frames=encode(Header(PROTOCOL, "coordinator", 5), body))
+    assert error.kind == "bad_request"
+    assert f"open.sampling.{field}: Expected" in str(error)
 
 
 # ---- limits ---------------------------------------------------------------------------------------------------------

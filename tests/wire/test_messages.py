@@ -41,6 +41,8 @@ def values(kind):
             return st.builds(kind.cls, **{field.name: values(field.type) for field in kind.fields})
         case shape_of.ListType():
             return st.lists(values(kind.item_type), min_size=kind.min_length or 0, max_size=3)
+        case shape_of.DictType():
+            return st.dictionaries(values(kind.key_type), values(kind.value_type), max_size=3)
         case shape_of.UnionType():
             return st.one_of([values(member) for member in kind.types])
         case shape_of.LiteralType():

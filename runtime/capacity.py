@@ -1,0 +1,150 @@
+"""What a cluster file asks of memory, stage by stage, against what there is. Pure: numbers in, numbers and words out.
+
+A process takes its weights, its KV pool (in full, although its pages are touched only when sessions come) and what it is itself.
+"""
+
+from typing import Final
+
+import msgspec
+
+from zrt.runtime.compute.layout import DTYPE_BYTES, PAGE_TOKENS, kv_token_bytes, shard_bytes
+from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.config import Conf, Stage
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.plan import Blocks, Wish
+
+BLOCK_SERVER_BYTES: Final = 256 << 20
+"""A block server that holds nothing: 240 MiB resident measured, most of it torch; and the chunk it loads weights through."""
+COORDINATOR_BYTES: Final = 128 << 20
+"""80 MiB measured, and what a larger tokenizer takes."""
+
+
+class StageNeeds(msgspec.Struct, frozen=True):
+    """One stage of the plan. Bytes and KV tokens are those of each replica; `memory` is the most it may take, None without a limit."""
+
+    name: str
+    blocks: Blocks
+    replicas: int
+    device: str
+    weight_bytes: int
+    kv_bytes: int
+    kv_tokens: int
+    kv_page_bytes: int
+    process_bytes: int
+    memory: int | None
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.process_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the machine's memory: another device has its own for weights and KV."""
+        return self.total_bytes if self.device == "cpu" else self.process_bytes
+
+    def __str__(self) -> str:
+        return f"{self.name} (blocks {self.blocks})"
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """A cluster's plan in bytes: all stages, and the machine that runs them. `kv_tokens` is the room of the tightest stage."""
+
+    stages: tuple[StageNeeds, ...]
+    context: int
+    kv_tokens: int
+    coordinator_bytes: int
+    needed_bytes: int
+    available_bytes: int
+
+
+def wishes(conf: Conf, spec: ModelSpec) -> list[Wish]:
+    """What the stages of a cluster file ask of the plan. Where they say how much memory they may take, what it leaves for weights
+    is both their weight and their room; else they are equals."""
+    found = []
+    for stage in conf.stages:
+        if stage.memory is None:
+            found.append(Wish(stage.blocks))
+        else:
+            room = max(1, stage.memory - conf.kv.bytes - process_bytes(conf, spec))
+            found.append(Wish(stage.blocks, float(room), room))
+    return found
+
+
+def needs(conf: Conf, spec: ModelSpec, ranges: list[Blocks], available: int) -> Needs:
+    """What each stage takes with these blocks, on a machine with `available` bytes of memory."""
+    stages = tuple(
+        _stage_needs(conf, spec, number, stage, blocks)
+        for number, (stage, blocks) in enumerate(zip(conf.stages, ranges, strict=True))
+    )
+    return Needs(
+        stages=stages,
+        context=min(conf.model.context, spec.max_positions),
+        kv_tokens=min(stage.kv_tokens for stage in stages),
+        coordinator_bytes=COORDINATOR_BYTES,
+        needed_bytes=COORDINATOR_BYTES + sum(stage.replicas * stage.host_bytes for stage in stages),
+        available_bytes=available,
+    )
+
+
+def shortage(needs: Needs) -> ZrtError | None:
+    """`insufficient_memory` with the numbers, a line for each stage that lacks some and one for the machine; None if all fits."""
+    lacks = []
+    for stage in needs.stages:
+        if not stage.kv_tokens:
+            lacks.append(
+                f"{stage}: {in_words(stage.kv_bytes)} of KV memory hold no page of {PAGE_TOKENS} tokens, which takes "
+                f"{in_words(stage.kv_page_bytes)}: raise [kv] bytes or give it fewer blocks"
+            )
+        if stage.memory is not None and stage.total_bytes > stage.memory:
+            lacks.append(f"{_breakdown(stage)}; it may take {in_words(stage.memory)}: {_WAYS_OUT}, or raise its memory")
+    if needs.needed_bytes > needs.available_bytes:
+        each = "; ".join(_breakdown(stage) for stage in needs.stages)
+        lacks.append(
+            f"the cluster needs {in_words(needs.needed_bytes)} of this machine's memory, and {in_words(needs.available_bytes)} "
+            f"are available. {each}; coordinator {in_words(needs.coordinator_bytes)}. {_WAYS_OUT[0].upper()}{_WAYS_OUT[1:]}"
+        )
+    return ZrtError("insufficient_memory", "\n".join(lacks)) if lacks else None
+
+
+def process_bytes(conf: Conf, spec: ModelSpec) -> int:
+    """What a block server takes beside weights and KV: itself, and the activations of its largest turn."""
+    rows = conf.limits.chunk + conf.limits.sessions
+    width = 3 * spec.hidden_size + 3 * spec.num_heads * spec.head_dim + 2 * spec.intermediate_size
+    return BLOCK_SERVER_BYTES + rows * width * DTYPE_BYTES[conf.model.dtype]
+
+
+def in_words(count: int) -> str:
+    """Bytes for people: "310.6 MiB"."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+_WAYS_OUT: Final = "lower [kv] bytes, take a smaller dtype or model"
+
+
+def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks: Blocks) -> StageNeeds:
+    page = PAGE_TOKENS * len(blocks) * kv_token_bytes(spec, conf.model.dtype)
+    return StageNeeds(
+        name=f"stage{number}",
+        blocks=blocks,
+        replicas=stage.replicas,
+        device=stage.device,
+        weight_bytes=shard_bytes(spec, blocks.first, blocks.last, conf.model.dtype),
+        kv_bytes=conf.kv.bytes,
+        kv_tokens=conf.kv.bytes // page * PAGE_TOKENS,
+        kv_page_bytes=page,
+        process_bytes=process_bytes(conf, spec),
+        memory=stage.memory,
+    )
+
+
+def _breakdown(stage: StageNeeds) -> str:
+    times = f"{stage.replicas} x " if stage.replicas > 1 else ""
+    return (
+        f"{stage} needs {times}{in_words(stage.total_bytes)} (weights {in_words(stage.weight_bytes)}, "
+        f"KV {in_words(stage.kv_bytes)}, the process {in_words(stage.process_bytes)})"
+    )

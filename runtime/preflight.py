@@ -1,0 +1,167 @@
+"""What can be told before any process starts: whether a model can be run (`zrt check`), what goes where (`zrt plan`), and for
+`zrt up` both."""
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from zrt.runtime.capacity import Needs, StageNeeds, in_words, needs, shortage
+from zrt.runtime.check import Report, found_spec, inspect, require_weights
+from zrt.runtime.compute.spec import ModelSpec, read_spec
+from zrt.runtime.config import Conf
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.foreground import say
+from zrt.runtime.machine import available_memory
+from zrt.runtime.models import resolve
+from zrt.runtime.roster import stage_ranges
+from zrt.runtime.show import Bars
+
+WIDE: Final = 1000
+"""Columns of a table that goes to a file or a pipe: nothing is cut."""
+
+
+def prepare(conf: Conf) -> None:
+    """Fetch the model, and refuse what cannot be run here, before any process starts. Memory comes first: weights are large.
+
+    ZrtError bad_model, unsupported, bad_config, insufficient_memory.
+    """
+    spec = read_spec(_fetch(conf.model.ref, weights=False))
+    _refuse(shortage(_needs(conf, spec)))
+    if conf.model.weights == "files":
+        found = require_weights(_fetch(conf.model.ref), spec)
+        if found != spec:
+            _refuse(shortage(_needs(conf, found)))
+
+
+def check(ref: str, *, json: bool) -> int:
+    """Say what the model called `ref` is and all that keeps it from being run: the exit status. ZrtError bad_model: there is none."""
+    report = inspect(_fetch(ref))
+    if json:
+        _print_json({"usable": report.usable, **msgspec.to_builtins(report)})
+    else:
+        _print_lines(_described(report))
+    for problem in report.problems:
+        say(f"zrt: {problem.kind}: {problem.message}")
+    return 0 if report.usable else 1
+
+
+def plan(conf: Conf, *, json: bool) -> int:
+    """Show which stage gets which blocks and what memory that takes: the exit status. ZrtError bad_model, unsupported, bad_config."""
+    folder = _fetch(conf.model.ref, weights=False)
+    spec = read_spec(folder)
+    if conf.model.weights == "files":
+        spec = found_spec(folder, spec)
+    found = _needs(conf, spec)
+    error = shortage(found)
+    if json:
+        fault = None if error is None else {"kind": error.kind, "message": error.message}
+        _print_json(_plan_fields(conf, spec, found) | {"fits": error is None, "error": fault})
+    else:
+        _print_plan(conf, spec, found)
+    if error is not None:
+        say(f"zrt: {error}")
+    return 0 if error is None else 1
+
+
+def _fetch(ref: str, *, weights: bool = True) -> Path:
+    with Bars() as bars:
+        return resolve(ref, weights=weights, progress=bars.update)
+
+
+def _needs(conf: Conf, spec: ModelSpec) -> Needs:
+    return needs(conf, spec, stage_ranges(conf, spec), available_memory())
+
+
+def _refuse(error: ZrtError | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _described(report: Report) -> list[str]:
+    """A report in lines; its problems are for stderr."""
+    lines = [report.model]
+    if report.family is not None:
+        lines[0] += f": {report.family}, {report.blocks} blocks, {report.parameters:,} parameters"
+        lines.append(f"  context    {report.context} tokens; vocabulary {report.vocab_size}; {_tied(report)}")
+    dtypes = (
+        ", ".join(f"{dtype} {in_words(size)}" for dtype, size in sorted(report.dtypes.items()))
+        or "nothing that is used"
+    )
+    lines.append(f"  weights    {dtypes} in {_count(report.weight_files, 'file')}")
+    template = "with a chat template" if report.chat_template else "without a chat template"
+    lines.append(f"  tokenizer  {template if report.tokenizer else 'none'}; end ids {report.eos_ids or 'none'}")
+    lines += [f"  note: {note}" for note in report.notes]
+    lines.append("can be run" if report.usable else f"cannot be run: {_count(len(report.problems), 'problem')}")
+    return lines
+
+
+def _tied(report: Report) -> str:
+    return "head tied to the embedding" if report.tied else "head of its own"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _plan_fields(conf: Conf, spec: ModelSpec, found: Needs) -> dict[str, Any]:
+    return {
+        "model": conf.model.ref,
+        "family": spec.model_type,
+        "blocks": spec.num_blocks,
+        "dtype": conf.model.dtype,
+        **msgspec.to_builtins(found),
+        "stages": [_stage_fields(stage) for stage in found.stages],
+    }
+
+
+def _stage_fields(stage: StageNeeds) -> dict[str, Any]:
+    return {**msgspec.to_builtins(stage), "blocks": str(stage.blocks), "total_bytes": stage.total_bytes}
+
+
+def _print_plan(conf: Conf, spec: ModelSpec, found: Needs) -> None:
+    lines = [
+        f"{conf.model.ref}: {spec.model_type}, {spec.num_blocks} blocks, {conf.model.dtype}, context {found.context}",
+    ]
+    _print_lines(lines)
+    table = Table("stage", "blocks", "replicas", "device")
+    for column in ("weights", "KV", "KV tokens", "process", "each", "may take"):
+        table.add_column(column, justify="right")
+    for stage in found.stages:
+        sizes = (stage.weight_bytes, stage.kv_bytes, stage.process_bytes, stage.total_bytes)
+        weights, kv, process, total = map(in_words, sizes)
+        memory = "" if stage.memory is None else in_words(stage.memory)
+        table.add_row(
+            stage.name,
+            str(stage.blocks),
+            str(stage.replicas),
+            stage.device,
+            weights,
+            kv,
+            str(stage.kv_tokens),
+            process,
+            total,
+            memory,
+        )
+    Console(width=None if sys.stdout.isatty() else WIDE).print(table)
+    _print_lines(
+        [
+            f"in all {in_words(found.needed_bytes)} with the coordinator; {in_words(found.available_bytes)} of this machine's "
+            "memory are available"
+        ]
+    )
+    if 0 < found.kv_tokens < found.context:
+        _print_lines(
+            [f"note: KV memory holds {found.kv_tokens} tokens, less than the context: longer sessions are refused"]
+        )
+
+
+def _print_lines(lines: list[str]) -> None:
+    print("\n".join(lines), flush=True)
+
+
+def _print_json(fields: dict[str, Any]) -> None:
+    print(msgspec.json.encode(fields).decode(), flush=True)

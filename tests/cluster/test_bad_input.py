@@ -1,0 +1,193 @@
+"""What is wrong is named, with the way out; nothing is left running."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from clusters import cluster_file
+from running import Running, family, run_zrt, running
+from speaking import speaking
+
+CONTEXT = 256
+
+
+@pytest.fixture(scope="module")
+def tiny(make_model: Callable[..., Path]) -> Path:
+    return make_model("llama")
+
+
+def conf(folder: Path, *, model: Path | str, stages: list[str | None] | None = None, more: str = "") -> str:
+    """The path of a cluster file of two planned stages."""
+    file = folder / "cluster.toml"
+    file.write_text(cluster_file(Path(model), stages or [None, None]) + more)
+    return str(file)
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("generate hi --top-p 2", "--top-p: 2 is not above 0 and at most 1"),
+        ("generate hi --top-p nan", "--top-p: nan"),
+        ("generate hi --temperature -1", "--temperature: -1 is not 0 or more"),
+        ("generate hi --temperature inf", "--temperature: inf"),
+        ("generate hi --top-k -1", "--top-k: -1 is not 0 or more"),
+        ("generate hi --top-k many", "--top-k: 'many' is not a whole number"),
+        ("generate hi --seed 99999999999999999999", "--seed: 99999999999999999999 is too large"),
+        ("generate hi --max-tokens 0", "--max-tokens: 0 is not 1 or more"),
+        ("generate hi --stop=", "--stop: it is empty"),
+        ("generate --token-ids 1,x", "--token-ids: '1,x' is not a list of token ids such as 1,2,3"),
+        ("generate --token-ids -1", "--token-ids"),
+        ("generate", "give either a text or --token-ids"),
+        ("generate hi --token-ids 1", "give either a text or --token-ids"),
+        ("generate hi --connect nonsense", "nonsense"),
+        ("cancel xyz", "'xyz' is not a session id: `zrt status` shows them"),
+        ("up --stages 0", "--stages: 0 is not 1 or more"),
+        ("up --prompt hi --detach", "it does not go with --detach"),
+        ("up --max-tokens 3", "go with --prompt or --token-ids"),
+        ("up none.toml", "there is no such cluster file (none.toml)"),
+        ("actor block-server --join tcp://127.0.0.1:1 --listen tcp://0.0.0.0:0 --advertise tcp://me", "--insecure"),
+        ("actor block-server --join tcp://127.0.0.1:1 --listen 7411", "tcp://HOST:PORT"),
+        ("frobnicate", "frobnicate"),
+    ],
+)
+def test_words_that_are_off_are_named(words: str, named: str, tmp_path: Path) -> None:
+    done = run_zrt(*words.split(), home=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    done = run_zrt("generate", "\udcff", home=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "it is not UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["generate", "hi"], ["status"], ["down"], ["chat"], ["cancel", "1f"]])
+def test_no_cluster(words: list[str], tmp_path: Path) -> None:
+    done = run_zrt(*words, home=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "zrt: coordinator_lost: no cluster was started here: `zrt up` starts one, --connect ENDPOINT names another\n"
+    )
+
+
+def test_nobody_answers_there(tmp_path: Path) -> None:
+    done = run_zrt("status", "--json", "--connect", "tcp://127.0.0.1:1", home=tmp_path)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["kind"] == "coordinator_lost"
+    assert "no cluster answers at tcp://127.0.0.1:1: is it up?" in done.stderr
+
+
+# ---- cluster files and models ---------------------------------------------------------------------------------------
+
+
+def refused(done: object, status: int, *named: str, home: Path) -> None:
+    assert (done.returncode, done.stdout) == (status, ""), done.stderr
+    for text in named:
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert family(home) == []
+
+
+def test_unknown_keys(tiny: Path, tmp_path: Path) -> None:
+    file = conf(tmp_path, model=tiny, more="\nreplica = 2\n[extra]\n")
+    named = "replica is no key here; did you mean replicas? valid: blocks, replicas, device, threads"
+    refused(run_zrt("up", file, home=tmp_path), 2, named, "extra is no table here", home=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [([None] * 5, "4 blocks"), (["0-1", "3-3"], "blocks 2-2 belong to no stage"), (["0-1", "2-4"], "4"), (["0-1", "1-3"], "overlap")],
+)
+def test_stages_that_do_not_fit_the_model(
+    stages: list[str | None], named: str, tiny: Path, tmp_path: Path
+) -> None:
+    done = run_zrt("up", conf(tmp_path, model=tiny, stages=stages), home=tmp_path)
+    refused(done, 2, "bad_config", named, home=tmp_path)
+
+
+@pytest.mark.parametrize("ref", ["/nowhere/model", "somebody/unheard-of"])
+def test_a_model_that_is_not_there(ref: str, tmp_path: Path) -> None:
+    """Also without a network, soon: the hub is not waited for."""
+    done = run_zrt("up", conf(tmp_path, model="/tmp"), "--model", ref, home=tmp_path, timeout=10)
+    refused(done, 1, "bad_model", ref, home=tmp_path)
+
+
+def test_a_model_whose_weights_are_broken(tiny: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(tiny, broken)
+    with (broken / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    refused(run_zrt("up", conf(tmp_path, model=broken), home=tmp_path), 1, "bad_model", "stage", home=tmp_path)
+
+
+@pytest.mark.parametrize("detach", [[], ["--detach"]])
+def test_a_taken_port(detach: list[str], tiny: Path, tmp_path: Path) -> None:
+    """Whoever holds the port hears nothing of our block servers."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as holder:
+        endpoint = f"tcp://127.0.0.1:{holder.bind_to_random_port('tcp://127.0.0.1')}"
+        file = tmp_path / "cluster.toml"
+        file.write_text(cluster_file(tiny, [None, None], cluster_listen=endpoint))
+        done = run_zrt("up", str(file), *detach, home=tmp_path)
+        refused(done, 2, f"bad_config: {endpoint} is taken by another process", "port 0", home=tmp_path)
+        assert done.stderr.count(endpoint) == 1
+        assert holder.poll(0) == 0
+
+
+def test_a_home_that_cannot_be_written(tiny: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.touch()
+    refused(run_zrt("up", conf(tmp_path, model=tiny), "--detach", home=home), 2, "ZRT_HOME", home=home)
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    home = tmp_path_factory.mktemp("home")
+    model = speaking(tiny, home / "model")
+    (home / "cluster.toml").write_text(cluster_file(model, [None], model_context=CONTEXT))
+    with running(str(home / "cluster.toml"), home=home) as up:
+        yield up
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "named"),
+    [
+        (["generate", ""], "bad_request", "the prompt is empty"),
+        (["generate", "", "--raw"], "bad_request", "the prompt is empty"),
+        (["generate", "w9 " * 300], "context_exceeded", f"the context holds {CONTEXT}"),
+        (["generate", "--token-ids", "1,160"], "bad_request", "token id 160 is outside the vocabulary of 160"),
+        (["generate", "--token-ids", "1", "--raw"], "bad_request", "raw goes with prompt alone"),
+        (["cancel", "abc"], "unknown_session", "0000000000000abc"),
+    ],
+)
+def test_a_request_that_cannot_be_served(words: list[str], kind: str, named: str, cluster: Running) -> None:
+    done = cluster.zrt(*words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"zrt: {kind}: ")
+    assert named in done.stderr
+
+
+def test_a_failure_is_one_json_object_too(cluster: Running) -> None:
+    done = cluster.zrt("generate", "w9 " * 300, "--json")
+    assert done.returncode == 1
+    got = json.loads(done.stdout)
+    assert (got["text"], got["token_ids"], got["finish_reason"]) == ("", [], "error")
+    assert got["error"]["kind"] == "context_exceeded"
+
+
+def test_a_prompt_larger_than_a_frame(cluster: Running) -> None:
+    """It comes by stdin: no command line holds so much."""
+    done = run_zrt("generate", "-", "--raw", home=cluster.home, stdin="w9 " * (6 << 20))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("zrt: too_large: ")

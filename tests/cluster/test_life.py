@@ -1,0 +1,296 @@
+"""The life of a cluster: interrupted at every moment of its start, its processes killed one by one. Nothing hangs, nothing is left behind."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from clusters import cluster_file
+from running import END_S, Running, family, gone, run_zrt, running, start_zrt
+from terminal import Terminal
+
+from zrt.runtime import asking, client
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.up import STOP_S
+
+PROMPT = "1,2,3"
+GREEDY = ["generate", "--token-ids", PROMPT, "--temperature", "0"]
+ORPHAN_S = 5.0
+"""No process outlives its parent by more."""
+
+
+@pytest.fixture(scope="module")
+def tiny(make_model: Callable[..., Path]) -> Path:
+    """It never ends an answer by itself."""
+    return make_model("llama", eos_token_id=None, max_position_embeddings=1 << 16)
+
+
+@pytest.fixture
+def conf(tiny: Path, tmp_path: Path) -> str:
+    return write_conf(tiny, tmp_path)
+
+
+def write_conf(model: Path, home: Path, **settings: object) -> str:
+    file = home / "cluster.toml"
+    file.write_text(cluster_file(model, [None, None], model_context=60000, **settings))
+    return str(file)
+
+
+# ---- start-up, interrupted ------------------------------------------------------------------------------------------
+
+
+def _children(home: Path, count: int) -> Callable[[subprocess.Popen[str]], None]:
+    """Until `zrt up` has started so many processes."""
+
+    def wait(process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + END_S
+        while len(family(home)) < 1 + count:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+
+    return wait
+
+
+def _loading(process: subprocess.Popen[str]) -> None:
+    assert "…" in process.stderr.readline()
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("coordinator starts", signal.SIGINT),
+        ("block servers start", signal.SIGINT),
+        ("block servers start", signal.SIGTERM),
+        ("stages load", signal.SIGINT),
+        ("stages load", signal.SIGHUP),
+    ],
+)
+def test_start_up_is_interrupted(moment: str, number: signal.Signals, conf: str, tmp_path: Path) -> None:
+    """A little (seeded) while after the moment, so that the runs of this table differ."""
+    until = {
+        "coordinator starts": _children(tmp_path, 1),
+        "block servers start": _children(tmp_path, 3),
+        "stages load": _loading,
+    }
+    process = start_zrt("up", conf, home=tmp_path)
+    until[moment](process)
+    left = family(tmp_path)
+    time.sleep(random.Random(f"{moment} {number}").uniform(0, 0.3) if moment != "stages load" else 0)
+    process.send_signal(number)
+    _, words = process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert words.splitlines()[-1] == "zrt: cancelled: test was told to end before it was ready"
+    assert "Traceback" not in words
+    assert gone(left, 0)
+    assert family(tmp_path) == []
+
+
+def test_fetching_is_interrupted(tmp_path: Path) -> None:
+    """While a hub is asked that takes the call and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.settimeout(END_S)
+        there = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HUB_OFFLINE": "0"}
+        process = start_zrt("up", "--model", "some/model", home=tmp_path, HF_HOME=str(tmp_path), **there)
+        with hub.accept()[0]:
+            process.send_signal(signal.SIGINT)
+            _, words = process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert words.splitlines()[-1] == "zrt: interrupted"
+    assert "Traceback" not in words
+
+
+def test_the_first_instant_is_interrupted(conf: str, tmp_path: Path) -> None:
+    """Python may not have got to our first line: all we ask is that it ends, and leaves nothing."""
+    for seed in range(3):
+        process = start_zrt("up", conf, home=tmp_path)
+        time.sleep(random.Random(seed).uniform(0, 0.3))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=END_S)
+        assert process.returncode != 0
+        assert family(tmp_path) == []
+
+
+def test_an_interrupted_detach_takes_its_cluster_with_it(conf: str, tmp_path: Path) -> None:
+    process = start_zrt("up", conf, "--detach", home=tmp_path)
+    _children(tmp_path, 4)(process)
+    process.send_signal(signal.SIGINT)
+    _, words = process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert words.endswith("zrt: interrupted\n")
+    assert family(tmp_path) == []
+
+
+def test_an_answer_is_interrupted(conf: str, tmp_path: Path) -> None:
+    words = ["--token-ids", PROMPT, "--max-tokens", "50000", "--temperature", "0"]
+    process = start_zrt("up", conf, *words, home=tmp_path)
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert said.splitlines()[-1] == "zrt: cancelled: test was told to end before the question was answered"
+    assert family(tmp_path) == []
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_process_that_hangs(conf: str, tmp_path: Path) -> None:
+    with running(conf, home=tmp_path) as cluster:
+        stage = cluster.children()["stage1"]
+        stage.suspend()
+        cluster.process.send_signal(signal.SIGINT)
+        gone([cluster.children()["stage0"]], END_S)
+        cluster.process.send_signal(signal.SIGINT)
+        assert cluster.process.wait(STOP_S - 1) == 0
+        assert family(tmp_path) == []
+
+
+# ---- ends -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_terminal_ends_the_cluster(conf: str, tmp_path: Path) -> None:
+    with Terminal("up", conf, home=tmp_path) as terminal:
+        terminal.until("is ready at")
+        processes = family(tmp_path)
+        assert len(processes) == 4
+        terminal.hang_up()
+        assert terminal.wait() == 0
+        assert gone(processes, 0)
+
+
+def test_nothing_outlives_a_zrt_up_that_is_killed(conf: str, tmp_path: Path) -> None:
+    with running(conf, home=tmp_path) as cluster:
+        processes = family(tmp_path)
+        assert len(processes) == 4
+        cluster.process.kill()
+        cluster.process.wait()
+        assert gone([process for process in processes if process.pid != cluster.process.pid], ORPHAN_S)
+        host, port = cluster.endpoint.removeprefix("tcp://").split(":")
+        with closing(socket.socket()) as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind((host, int(port)))
+        status = cluster.zrt("status")
+        assert (status.returncode, "no cluster was started here" in status.stderr) == (1, True)
+
+
+def test_down_names_a_zrt_up_that_hangs(
+    conf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZRT_HOME", str(tmp_path))
+    monkeypatch.setattr(client, "DOWN_S", 1.0)
+    monkeypatch.setattr(asking, "DOWN_S", 1.0)
+    with running(conf, home=tmp_path) as cluster:
+        cluster.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(ZrtError) as raised:
+            asyncio.run(asking.down(None))
+        assert raised.value.kind == "deadline"
+        assert f"kill -9 {cluster.process.pid}" in raised.value.message
+
+
+# ---- deaths ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    home = tmp_path_factory.mktemp("home")
+    with running(write_conf(tiny, home), home=home) as up:
+        yield up
+
+
+@contextmanager
+def answering(cluster: Running, tokens: int) -> Iterator[subprocess.Popen[str]]:
+    """A generation whose first tokens have come."""
+    process = start_zrt(*GREEDY, "--max-tokens", str(tokens), home=cluster.home)
+    try:
+        assert process.stdout.read(1)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until_status(cluster: Running, wanted: Callable[[dict[str, object]], bool]) -> dict[str, object]:
+    deadline = time.monotonic() + 60
+    while not wanted(status := json.loads(cluster.zrt("status", "--json").stdout)):
+        assert time.monotonic() < deadline, status
+    return status
+
+
+@pytest.mark.parametrize("name", ["stage0", "stage1"])
+def test_a_killed_stage_comes_back_and_the_answer_goes_on(name: str, cluster: Running) -> None:
+    wanted = cluster.zrt(*GREEDY, "--max-tokens", "4000").stdout
+    with answering(cluster, 4000) as process:
+        killed = cluster.children()[name]
+        killed.kill()
+        rest, words = process.communicate(timeout=60)
+    assert process.returncode == 0, words
+    assert wanted.endswith(rest)
+    assert len(rest) > len(wanted) - 10
+    status = until_status(cluster, lambda status: bool(status["ready"]))
+    (stage,) = [actor for actor in status["actors"] if actor["name"] == name]
+    assert stage["restarts"] == 1
+    assert cluster.children()[name].pid == stage["pid"] != killed.pid
+
+
+def test_the_waiting_is_shown_on_a_terminal(cluster: Running) -> None:
+    with Terminal(*GREEDY, "--max-tokens", "4000", home=cluster.home) as terminal:
+        terminal.until(" 9 ")
+        cluster.children()["stage1"].kill()
+        terminal.until("[waiting (stage1 is gone)]\r\n")
+        assert terminal.wait() == 0
+
+
+def test_a_killed_coordinator_comes_back_where_it_was(cluster: Running) -> None:
+    """The sessions it knew are lost, and their clients told."""
+    with answering(cluster, 50000) as process:
+        killed = cluster.children()["coordinator"]
+        killed.kill()
+        _, words = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert words.startswith("zrt: coordinator_lost: ")
+    assert gone([killed])
+    deadline = time.monotonic() + 60
+    while cluster.zrt("status", "--json", "--connect", cluster.endpoint).returncode:
+        assert time.monotonic() < deadline
+    until_status(cluster, lambda status: bool(status["ready"]))
+    assert cluster.zrt(*GREEDY, "--max-tokens", "3").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["stage1", "coordinator"])
+def test_a_process_that_dies_too_often_ends_the_cluster(name: str, tiny: Path, tmp_path: Path) -> None:
+    with running(write_conf(tiny, tmp_path, limits_restarts=1), home=tmp_path) as cluster:
+        first = cluster.children()[name]
+        first.kill()
+        deadline = time.monotonic() + 60
+        while (found := cluster.children().get(name)) is None or found.pid == first.pid:
+            assert time.monotonic() < deadline
+        found.kill()
+        _, words = cluster.process.communicate(timeout=60)
+        assert cluster.process.returncode == 1
+        kind = "coordinator_lost" if name == "coordinator" else "stage_lost"
+        assert re.fullmatch(
+            rf"zrt: {kind}: {name} \(process {found.pid}\) was ended by signal 9, after 1 restarts", words.splitlines()[-1]
+        )
+        assert family(tmp_path) == []
+
+
+def test_what_a_child_is_told_to_inherit_is_closed_at_its_end() -> None:
+    """The tests above leave no descriptor here either."""
+    assert len(psutil.Process(os.getpid()).open_files()) < 50
+
+
+def test_two_clusters_are_found_one_after_the_other(cluster: Running, conf: str) -> None:
+    """The last one started here is meant; when it has ended, the one before."""
+    file = Path(conf)
+    file.write_text(file.read_text().replace('"test"', '"second"'))
+    with running(conf, home=cluster.home):
+        assert json.loads(cluster.zrt("status", "--json").stdout)["name"] == "second"
+        assert run_zrt("down", home=cluster.home).returncode == 0
+        assert json.loads(cluster.zrt("status", "--json").stdout)["name"] == "test"

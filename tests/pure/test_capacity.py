@@ -1,0 +1,216 @@
+"""What a plan takes of memory: weights, KV and the process, stage by stage, against what there is."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zrt.runtime.capacity import COORDINATOR_BYTES, Needs, in_words, needs, process_bytes, shortage, wishes
+from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
+from zrt.runtime.compute.spec import ModelSpec, spec_from_config
+from zrt.runtime.config import Conf, Kv, Limits, Model, Stage
+from zrt.runtime.plan import Blocks, Wish
+from zrt.runtime.roster import stage_ranges
+
+MIB, GIB = 1 << 20, 1 << 30
+LLAMA_8B = spec_from_config(
+    {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+    }
+)
+
+
+def conf(*stages: Stage, kv: int = GIB, dtype: str = "bfloat16", context: int = 4096) -> Conf:
+    return Conf(model=Model("m", dtype, context), stages=stages, kv=Kv(kv))
+
+
+def needed(conf: Conf, available: int = 1 << 50, spec: ModelSpec = LLAMA_8B) -> Needs:
+    return needs(conf, spec, stage_ranges(conf, spec), available)
+
+
+def test_each_stage_takes_its_weights_its_kv_and_its_process() -> None:
+    found = needed(conf(Stage(), Stage(replicas=2)))
+    assert [(stage.name, str(stage.blocks)) for stage in found.stages] == [("stage0", "0-15"), ("stage1", "16-31")]
+    for stage in found.stages:
+        page = PAGE_TOKENS * len(stage.blocks) * kv_token_bytes(LLAMA_8B, "bfloat16")
+        assert stage.weight_bytes == shard_bytes(LLAMA_8B, stage.blocks.first, stage.blocks.last, "bfloat16")
+        assert (stage.kv_bytes, stage.kv_page_bytes, stage.kv_tokens) == (GIB, page, GIB // page * PAGE_TOKENS)
+        assert stage.total_bytes == stage.weight_bytes + GIB + stage.process_bytes
+    first, second = found.stages
+    assert found.needed_bytes == COORDINATOR_BYTES + first.total_bytes + 2 * second.total_bytes
+    assert (found.context, found.available_bytes) == (4096, 1 << 50)
+
+
+def test_the_tightest_stage_sets_the_kv_room() -> None:
+    found = needed(conf(Stage(Blocks(0, 23)), Stage(Blocks(24, 31))))
+    assert found.kv_tokens == min(stage.kv_tokens for stage in found.stages) == found.stages[0].kv_tokens
+
+
+def test_the_context_is_no_longer_than_the_model_allows() -> None:
+    assert needed(conf(Stage(), context=100_000)).context == 8192
+
+
+def test_weights_and_kv_on_another_device_are_not_of_the_machine() -> None:
+    found = needed(conf(Stage(), Stage(device="cuda:0")))
+    assert found.needed_bytes == COORDINATOR_BYTES + found.stages[0].total_bytes + found.stages[1].process_bytes
+
+
+def test_what_fits_exactly_is_enough_and_a_byte_less_is_not() -> None:
+    exact = needed(conf(Stage(), Stage())).needed_bytes
+    assert shortage(needed(conf(Stage(), Stage()), exact)) is None
+    error = shortage(needed(conf(Stage(), Stage()), exact - 1))
+    assert error is not None
+    assert error.kind == "insufficient_memory"
+
+
+def test_a_shortage_of_the_machine_is_told_with_every_number() -> None:
+    error = shortage(needed(conf(Stage(), Stage(replicas=2)), 10 * GIB))
+    assert error is not None
+    assert error.message == (
+        "the cluster needs 26.5 GiB of this machine's memory, and 10.0 GiB are available. "
+        "stage0 (blocks 0-15) needs 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 314.5 MiB); "
+        "stage1 (blocks 16-31) needs 2 x 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 314.5 MiB); coordinator 128.0 MiB. "
+        "Lower [kv] bytes, take a smaller dtype or model"
+    )
+
+
+def test_a_stage_that_holds_no_page_of_kv_is_refused() -> None:
+    error = shortage(needed(conf(Stage(Blocks(0, 29)), Stage(Blocks(30, 31)), kv=MIB)))
+    assert error is not None
+    assert error.kind == "insufficient_memory"
+    assert error.message == (
+        "stage0 (blocks 0-29): 1.0 MiB of KV memory hold no page of 16 tokens, which takes 1.9 MiB: "
+        "raise [kv] bytes or give it fewer blocks"
+    )
+
+
+def test_a_stage_that_may_take_less_than_it_needs_is_refused() -> None:
+    error = shortage(needed(conf(Stage(Blocks(0, 15), memory=8 * GIB), Stage(Blocks(16, 31), memory=9 * GIB))))
+    assert error is not None
+    assert error.message == (
+        "stage0 (blocks 0-15) needs 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 314.5 MiB); it may take 8.0 GiB: "
+        "lower [kv] bytes, take a smaller dtype or model, or raise its memory"
+    )
+
+
+def test_every_shortage_is_told() -> None:
+    error = shortage(needed(conf(Stage(memory=MIB), Stage(memory=2 * MIB), kv=1000), available=GIB))
+    assert error is not None
+    assert [line.partition(" ")[0] for line in error.message.split("\n")] == [
+        "stage0",
+        "stage0",
+        "stage1",
+        "stage1",
+        "the",
+    ]
+
+
+def test_stages_without_a_memory_are_equals() -> None:
+    stages = conf(Stage(), Stage(Blocks(3, 9)))
+    assert wishes(stages, LLAMA_8B) == [Wish(), Wish(Blocks(3, 9))]
+
+
+def test_a_stage_with_more_memory_gets_more_blocks() -> None:
+    small, large = needed(conf(Stage(memory=6 * GIB), Stage(memory=16 * GIB))).stages
+    assert (str(small.blocks), str(large.blocks)) == ("0-6", "7-31")
+
+
+@given(st.lists(st.integers(2, 24), min_size=1, max_size=4), st.integers(1, 2048))
+def test_a_plan_fits_where_any_plan_does(memories: list[int], kv_mib: int) -> None:
+    stages = conf(*(Stage(memory=size * GIB) for size in memories), kv=kv_mib * MIB)
+    found = needed(stages)
+    fits = all(stage.total_bytes <= (stage.memory or 0) for stage in found.stages)
+    assert fits == _some_cut_fits(stages)
+
+
+def _some_cut_fits(conf: Conf) -> bool:
+    """By filling each stage as far as it goes, in pipeline order: right, since all blocks are alike."""
+    first, stages = 0, conf.stages
+    for number, stage in enumerate(stages):
+        room = (stage.memory or 0) - conf.kv.bytes - process_bytes(conf, LLAMA_8B)
+        left = len(stages) - number - 1
+        last = (
+            31
+            if not left
+            else max(
+                (n for n in range(first, 32 - left) if shard_bytes(LLAMA_8B, first, n, "bfloat16") <= room), default=-1
+            )
+        )
+        if last < first or shard_bytes(LLAMA_8B, first, last, "bfloat16") > room:
+            return False
+        first = last + 1
+    return True
+
+
+def test_activations_grow_with_the_chunk() -> None:
+    small, large = conf(Stage()), msgspec.structs.replace(conf(Stage()), limits=Limits(chunk=2048))
+    width = 3 * 4096 + 3 * 4096 + 2 * 14_336
+    assert process_bytes(large, LLAMA_8B) - process_bytes(small, LLAMA_8B) == (2048 - 512) * width * 2
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 19, "2.5 MiB"), (GIB, "1.0 GiB"), (1 << 50, "1024.0 TiB")],
+)
+def test_bytes_in_words(count: int, words: str) -> None:
+    assert in_words(count) == words
+
+
+def test_a_real_process_takes_no_more_than_was_counted(make_model: Callable[..., Path]) -> None:
+    """A shard, its KV pool filled by a prompt of the whole context, and the turns of it."""
+    folder = make_model(
+        "llama",
+        hidden_size=512,
+        intermediate_size=1536,
+        vocab_size=8000,
+        max_position_embeddings=2048,
+        num_hidden_layers=6,
+    )
+    code = """
+import pathlib, re, sys, torch
+import zrt.actors.block_server
+from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.decoder import Decoder
+from zrt.runtime.compute.kv_cache import KVCache
+from zrt.runtime.compute.shard import Shard
+from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.compute.weights import open_checkpoint
+folder = pathlib.Path(sys.argv[1])
+spec = read_spec(folder)
+cut = (0, 5)
+shard = Shard.load(spec, open_checkpoint(folder), cut, dtype=torch.float32)
+cache = KVCache(spec, cut, dtype=torch.float32, budget=int(sys.argv[2]), context=2048, sessions=4)
+decoder = Decoder(shard, cache)
+cache.open("s")
+for start in range(0, 2048, 512):
+    decoder.forward([Step("s", start, 512)], torch.arange(512) + start)
+print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+"""
+    spec = spec_from_config(msgspec.json.decode((folder / "config.json").read_bytes()))
+    tokens = 2048
+    kv = tokens * 6 * kv_token_bytes(spec, "float32")
+    found = needed(conf(Stage(), kv=kv, dtype="float32"), spec=spec).stages[0]
+    assert found.kv_tokens == tokens
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder, str(kv)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+    )
+    peak = int(done.stdout) * 1024
+    assert 0.6 * found.total_bytes < peak <= found.total_bytes
