@@ -16,6 +16,7 @@ from zrt.runtime.client import DOWN_S, Client, Stream
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import Foreground, say
 from zrt.runtime.messages.client import Finished, Piece, Progress
+from zrt.runtime.messages.sampling import TokenLogprobs
 from zrt.runtime.show import Notice, cluster_table, figures
 
 
@@ -36,15 +37,28 @@ class Answer:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
 
     def add(self, piece: Piece) -> str:
         """What to show of it: its text, or its ids where the model has no tokenizer and so no text ever comes."""
         self.text += piece.text
         self.token_ids += piece.token_ids
-        return piece.text if self.text else "".join(f"{token} " for token in piece.token_ids)
+        if piece.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *piece.logprobs]
+        return piece.text if self.text else _ids(piece.token_ids)
 
-    def json(self, **rest: object) -> str:
-        return as_json(text=self.text, token_ids=self.token_ids, **rest)
+    def shown(self) -> str:
+        """All of what `add` returned."""
+        return self.text or _ids(self.token_ids)
+
+    def fields(self) -> dict[str, object]:
+        """What `--json` says of it."""
+        asked = {} if self.logprobs is None else {"logprobs": self.logprobs}
+        return {"text": self.text, "token_ids": self.token_ids, **asked}
+
+
+def _ids(token_ids: list[int]) -> str:
+    return "".join(f"{token} " for token in token_ids)
 
 
 def as_json(**fields: object) -> str:
@@ -59,48 +73,67 @@ async def ask_once(endpoint: str | None, question: Question) -> int:
 
 
 async def answer(client: Client, question: Question) -> int:
-    """Stream one answer to stdout (text, or the ids of a model without a tokenizer), its figures to stderr. The exit status.
+    """Stream an answer to stdout (text, or the ids of a model without a tokenizer), its figures to stderr. The exit status.
 
-    With `question.json` stdout gets one object instead, also when the answer breaks off: then with `error`.
+    Several answers are printed one after the other once all are there. With `question.json` stdout gets one object instead, also when the
+    answer breaks off: then with `error`; several are its `choices`.
     """
     stream = client.generate(question.prompt, token_ids=question.token_ids, raw=question.raw, **question.sampling)
-    got = Answer()
+    got = [Answer() for _ in range(question.sampling.get("n", 1))]
     try:
         async with aclosing(stream):
-            finished = await _follow(stream, got, show=not question.json)
-        if finished.reason == "cancelled":
+            await _follow(stream, got, show=not question.json and len(got) == 1)
+        if any(finished.reason == "cancelled" for finished in stream.all_finished):
             raise ZrtError("cancelled", "the session was ended by another command")
     except ZrtError as error:
         if question.json:
-            print(got.json(finish_reason="error", error={"kind": error.kind, "message": error.message}), flush=True)
+            broken = {"finish_reason": "error", "error": {"kind": error.kind, "message": error.message}}
+            print(_json([one.fields() for one in got], **broken), flush=True)
         say(f"zrt: {error}")
         return 1
     if question.json:
-        print(got.json(**_summary(finished)), flush=True)
+        pairs = zip(got, stream.all_finished, strict=True)
+        print(_json([{**one.fields(), **_summary(finished)} for one, finished in pairs]), flush=True)
     else:
-        say(figures(finished))
+        for one, finished in zip(got, stream.all_finished, strict=True):
+            if len(got) > 1:
+                say(f"answer {finished.choice + 1} of {len(got)}:")
+                print(one.shown() + "\n", flush=True)
+            say(figures(finished))
+    _say_notes(stream)
     return 0
 
 
-async def _follow(stream: Stream, got: Answer, *, show: bool) -> Finished:
-    """Take a generation in until it has finished; with `show`, print it on the way."""
+async def _follow(stream: Stream, got: list[Answer], *, show: bool) -> None:
+    """Take all answers in until they have finished; with `show`, print what comes on the way."""
     notice = Notice()
+    left = len(got)
     try:
-        while True:
+        while left:
             match await stream.next_event():
                 case Progress() as progress:
                     notice.progress(progress)
                 case Piece() as piece:
-                    shown = got.add(piece)
+                    shown = got[piece.choice].add(piece)
                     if show:
                         notice.text()
                         print(shown, end="", flush=True)
-                case Finished() as finished:
-                    return finished
+                case Finished():
+                    left -= 1
     finally:
         notice.text()
-        if show and got.token_ids:
+        if show and got[0].token_ids:
             print(flush=True)
+
+
+def _json(answers: list[dict[str, object]], **rest: object) -> str:
+    """One answer as it is, several as `choices`."""
+    return as_json(**answers[0], **rest) if len(answers) == 1 else as_json(choices=answers, **rest)
+
+
+def _say_notes(stream: Stream) -> None:
+    for note in stream.accepted.notes if stream.accepted else ():
+        say(f"zrt: {note}")
 
 
 def _summary(finished: Finished) -> dict[str, Any]:
@@ -167,7 +200,7 @@ async def _reply(client: Client, messages: list[dict[str, str]], sampling: dict[
     """Print the answer to the last message; what came of it, also when Ctrl-C ended it. The second Ctrl-C is KeyboardInterrupt."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    stream, got = client.generate(messages=messages, **sampling), Answer()
+    stream, got = client.generate(messages=messages, **sampling), [Answer()]
 
     def interrupted() -> None:
         loop.add_signal_handler(signal.SIGINT, task.cancel)
@@ -176,7 +209,9 @@ async def _reply(client: Client, messages: list[dict[str, str]], sampling: dict[
     loop.add_signal_handler(signal.SIGINT, interrupted)
     async with aclosing(stream):
         await _follow(stream, got, show=True)
-    return got.text
+    if len(messages) == 1:
+        _say_notes(stream)
+    return got[0].text
 
 
 async def status(endpoint: str | None, *, json: bool) -> int:

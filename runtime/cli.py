@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from zrt.runtime.config import Conf
 
 WORDS_OFF = frozenset({"bad_config"})
-SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
+SAMPLING = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("min_tokens", "ignore_eos", "stop", "stop_token_ids", "logprobs", "seed", "n"),
+)
 """Client.generate's options, as `arguments` holds them."""
 
 
@@ -187,9 +191,42 @@ def _sampling_words(command: argparse.ArgumentParser) -> None:
     command.add_argument("--top-k", type=words.count, metavar="K", help="0 is off (default: the model's)")
     command.add_argument("--top-p", type=words.share, metavar="P", help="1 is off (default: the model's)")
     command.add_argument("--min-p", type=words.floor, metavar="P", help="0 is off (default: the model's)")
+    command.add_argument(
+        "--repetition-penalty",
+        type=words.factor,
+        metavar="R",
+        help="divides the logits of all tokens so far; 1 is off (default: the model's)",
+    )
+    command.add_argument(
+        "--presence-penalty", type=words.penalty, metavar="A", help="off the logits of the answer's tokens; -2 to 2"
+    )
+    command.add_argument(
+        "--frequency-penalty", type=words.penalty, metavar="A", help="the same, each time a token occurs; -2 to 2"
+    )
+    command.add_argument(
+        "--logit-bias",
+        type=words.bias,
+        action="append",
+        default=[],
+        metavar="ID:BIAS",
+        help="onto the logit of a token, -100 to 100; repeatable",
+    )
+    command.add_argument("--min-tokens", type=words.count, metavar="N", help="nothing ends the answer before")
+    command.add_argument(
+        "--ignore-eos", action="store_true", default=None, help="go on after the model's own end of an answer"
+    )
     command.add_argument("--seed", type=words.count, metavar="N", help="default: drawn, and reported")
     command.add_argument(
         "--stop", type=words.stop, action="append", default=[], metavar="TEXT", help="end before this text; repeatable"
+    )
+    command.add_argument(
+        "--stop-token-id",
+        dest="stop_token_ids",
+        type=words.token,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="end at this token; repeatable",
     )
 
 
@@ -197,6 +234,15 @@ def _generate_words(command: argparse.ArgumentParser) -> None:
     _sampling_words(command)
     command.add_argument("--raw", action="store_true", help="send the text as it is, without the chat template")
     command.add_argument("--token-ids", type=words.ids, metavar="1,2,3", help="token ids in place of a text")
+    command.add_argument(
+        "--logprobs",
+        type=words.likeliest,
+        metavar="N",
+        help="with --json: each token's log-probability, and the N likeliest tokens'; 0 to 20",
+    )
+    command.add_argument(
+        "--n", type=words.answers, metavar="N", help="this many answers, the next one with the next seed; 1 to 16"
+    )
     command.add_argument("--json", action="store_true", help="one JSON object on stdout in place of the stream")
 
 
@@ -209,6 +255,8 @@ def _question(arguments: argparse.Namespace) -> "Question":
     prompt = arguments.prompt
     if (prompt is None) == (arguments.token_ids is None):
         raise ZrtError("bad_config", "give either a text or --token-ids")
+    if arguments.logprobs is not None and not arguments.json:
+        raise ZrtError("bad_config", "--logprobs goes with --json")
     if prompt == "-":
         prompt = sys.stdin.read()
     return Question(
@@ -221,7 +269,13 @@ def _question(arguments: argparse.Namespace) -> "Question":
 
 
 def _sampling(arguments: argparse.Namespace) -> dict[str, object]:
-    return {name: value for name in SAMPLING if (value := getattr(arguments, name)) not in (None, [])}
+    """What was given of Client.generate's options."""
+    given = {name: value for name in SAMPLING if (value := getattr(arguments, name, None)) not in (None, [])}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+        if len(given["logit_bias"]) < len(arguments.logit_bias):
+            raise ZrtError("bad_config", "--logit-bias names a token twice")
+    return given
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:

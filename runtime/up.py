@@ -64,6 +64,8 @@ async def up(conf: Conf, words: list[str], question: Question | None, lifeline: 
         return work.result()
     if parent.fault is not None:
         raise parent.fault
+    if question is None and parent.was_ready:
+        return 0
     if work.cancelled():
         until = "it was ready" if question is None else "the question was answered"
         raise ZrtError("cancelled", f"{conf.cluster.name} was told to end before {until}")
@@ -77,6 +79,7 @@ class Parent:
         self.conf = conf
         self.ended = asyncio.Event()
         self.fault: ZrtError | None = None
+        self.was_ready = False
         self._words = words
         self._member: Member | None = None
         self._bars: Bars | None = None
@@ -89,6 +92,7 @@ class Parent:
         endpoint = await self._start()
         async with Client(endpoint) as client:
             await self._wait_ready(client)
+            self.was_ready = True
             lifeline.ready(endpoint, 0)
             if question is not None:
                 return await answer(client, question)

@@ -52,6 +52,47 @@ def floor(text: str) -> float:
     return number
 
 
+def factor(text: str) -> float:
+    """A number above 0, at most 1000."""
+    if not 0 < (number := _real(text)) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1000")
+    return number
+
+
+def penalty(text: str) -> float:
+    """A number from -2 to 2."""
+    if not -2 <= (number := _real(text)) <= 2:
+        raise argparse.ArgumentTypeError(f"{text} is not between -2 and 2")
+    return number
+
+
+def bias(text: str) -> tuple[int, float]:
+    """A token id and a number from -100 to 100: "15:-2.5"."""
+    token, _, number = text.partition(":")
+    try:
+        found = _number(token, 0, 2**32 - 1), _real(number)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID:BIAS, such as 15:-2.5") from None
+    if not -100 <= found[1] <= 100:
+        raise argparse.ArgumentTypeError(f"{number} is not between -100 and 100")
+    return found
+
+
+def token(text: str) -> int:
+    """A token id."""
+    return _number(text, 0, 2**32 - 1)
+
+
+def likeliest(text: str) -> int:
+    """How many of the likeliest tokens: 0 to 20."""
+    return _number(text, 0, 20)
+
+
+def answers(text: str) -> int:
+    """How many answers: 1 to 16."""
+    return _number(text, 1, 16)
+
+
 def text(given: str) -> str:
     """Text that can be sent: a command line may hold any bytes."""
     try:

@@ -36,8 +36,8 @@ def demo_model() -> Path:
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`make_model(family, *, tied=False, seed=0, dtype="float32", files=1, **config)`: the folder of a tiny random model.
 
-    `family` is llama, qwen2 or qwen3; `config` overrides the keys of `TINY`; `files` > 1 writes indexed shards. Weights are random
-    everywhere (norms near 1, biases away from 0), so that no part of a model can be left out unnoticed. Equal arguments, equal folder.
+    `family` is a `model_type`; `config` overrides the keys of `TINY`; `files` > 1 writes indexed shards. Weights are random
+    everywhere (norms around 1, biases away from 0), so that no part of a model can be left out unnoticed. Equal arguments, equal folder.
     """
     made: dict[str, Path] = {}
 
@@ -62,7 +62,8 @@ def _save_model(folder: Path, family: str, config: dict[str, Any], seed: int, dt
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config))
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
-                torch.nn.init.uniform_(parameter, 0.8, 1.2)
+                center = float(parameter.mean())  # what the family starts from: 1, or 0 where 1 is added to the weight
+                torch.nn.init.uniform_(parameter, center - 0.2, center + 0.2)
             elif name.endswith("bias"):
                 torch.nn.init.uniform_(parameter, -0.2, 0.2)
     model.to(getattr(torch, dtype))

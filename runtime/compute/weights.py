@@ -78,12 +78,14 @@ class Checkpoint(Inventory):
 class RandomCheckpoint:
     """A model made from its config alone. Every tensor depends on its own name and shape, not on how the model is cut.
 
-    Numbers are uniform, with the standard deviation `spec.init_range`; those of norm weights are spread around 1. A tensor is drawn in
-    runs of rows, each from a seed of its own, so that a part costs its own rows only. Uniform draws are exact on every machine.
+    Numbers are uniform, with the standard deviation `spec.init_range`; those of norm weights are spread around 1, or
+    around 0 where a family keeps them as their difference from 1. A tensor is drawn in runs of rows, each from a seed of its own, so that a
+    part costs its own rows only. Uniform draws are exact on every machine.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spread = spec.init_range * 3**0.5
+        self._norm_center = 0.0 if spec.norms_plus_one else 1.0
 
     def matched(self, spec: ModelSpec) -> tuple[Source, ModelSpec]:
         """See `Source.matched`: it has what the spec asks for."""
@@ -96,7 +98,7 @@ class RandomCheckpoint:
         """See `Source.read`."""
         full, part = _matrix_shape(shape), _as_matrix(into)
         _check_part(name, full, part, row, column)
-        center = 1.0 if name.endswith("norm.weight") else 0.0
+        center = self._norm_center if name.endswith("norm.weight") else 0.0
         run = max(1, RUN_BYTES // (full[1] * 4))
         drawn = torch.empty(min(run, full[0]), full[1])
         for first in range(row // run * run, row + part.shape[0], run):

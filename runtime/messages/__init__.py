@@ -15,5 +15,7 @@
 | coordinator | `zrt up` | Kill | control.py |
 | coordinator | any process | Registered Shutdown | control.py |
 
+How tokens are picked, in `Generate` as in `Open`, and log-probabilities are spelled out in sampling.py.
+
 Every multipart between zrt actors starts with the header frame (header.py); a single frame is a bare documented message.
 """

@@ -32,8 +32,11 @@ class Running:
         """The cluster's processes by actor name."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
-            words = child.cmdline()
-            found[words[words.index("--name") + 1] if "--name" in words else words[4]] = child
+            with suppress(psutil.Error):
+                words = child.cmdline()
+                if words[3:4] != ["actor"]:
+                    continue  # it is being started, or is just ending
+                found[words[words.index("--name") + 1] if "--name" in words else words[4]] = child
         return found
 
     def end(self, number: int = signal.SIGINT) -> int:
@@ -42,9 +45,7 @@ class Running:
         return self.process.wait(END_S)
 
 
-def run_zrt(
-    *words: str, home: Path, timeout: float = 60.0, stdin: str | None = ""
-) -> subprocess.CompletedProcess[str]:
+def run_zrt(*words: str, home: Path, timeout: float = 60.0, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
     """Run a command to its end. `stdin` is what it reads there; None: nothing, it is closed."""
     command = [sys.executable, "-m", "zrt.runtime.cli", *words]
     if stdin is None:
@@ -65,6 +66,14 @@ def start_zrt(*words: str, home: Path, **extra: str) -> subprocess.Popen[str]:
         env=environment(home) | extra,
         pass_fds=[int(fd) for name, fd in extra.items() if name.endswith("_FD")],
     )
+
+
+def begun(process: subprocess.Popen[str]) -> str:
+    """The first byte of its answer, read so that the rest stays for `communicate`."""
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 1).decode()
+    assert first, "there was no answer"
+    return first
 
 
 @contextmanager

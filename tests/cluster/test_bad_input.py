@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,11 +104,14 @@ def test_unknown_keys(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("stages", "named"),
-    [([None] * 5, "4 blocks"), (["0-1", "3-3"], "blocks 2-2 belong to no stage"), (["0-1", "2-4"], "4"), (["0-1", "1-3"], "overlap")],
+    [
+        ([None] * 5, "4 blocks"),
+        (["0-1", "3-3"], "blocks 2-2 belong to no stage"),
+        (["0-1", "2-4"], "4"),
+        (["0-1", "1-3"], "overlap"),
+    ],
 )
-def test_stages_that_do_not_fit_the_model(
-    stages: list[str | None], named: str, tiny: Path, tmp_path: Path
-) -> None:
+def test_stages_that_do_not_fit_the_model(stages: list[str | None], named: str, tiny: Path, tmp_path: Path) -> None:
     done = run_zrt("up", conf(tmp_path, model=tiny, stages=stages), home=tmp_path)
     refused(done, 2, "bad_config", named, home=tmp_path)
 
@@ -126,7 +128,9 @@ def test_a_model_whose_weights_are_broken(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny, broken)
     with (broken / "model.safetensors").open("r+b") as file:
         file.truncate(1000)
-    refused(run_zrt("up", conf(tmp_path, model=broken), home=tmp_path), 1, "bad_model", "stage", home=tmp_path)
+    refused(
+        run_zrt("up", conf(tmp_path, model=broken), home=tmp_path), 1, "bad_model", "model.safetensors", home=tmp_path
+    )
 
 
 @pytest.mark.parametrize("detach", [[], ["--detach"]])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from clusters import cluster_file
-from running import Running, environment, family, run_zrt, running, start_zrt
+from running import Running, begun, family, run_zrt, running, start_zrt
 from speaking import speaking
 from terminal import CTRL_C, CTRL_D, Terminal
 
@@ -57,7 +57,9 @@ def test_an_answer_goes_to_stdout_and_its_figures_to_stderr(cluster: Running) ->
     done = cluster.zrt("generate", "w9 w10", "--max-tokens", "5", "--seed", "7")
     assert done.returncode == 0
     assert re.fullmatch(r"w\d+( w\d+){4}\n", done.stdout)
-    assert re.match(r"5 prompt tokens, 5 generated \(length\), .* tokens/s, seed 7\n  stage0 \(blocks 0-1\): ", done.stderr)
+    assert re.match(
+        r"5 prompt tokens, 5 generated \(length\), .* tokens/s, seed 7\n  stage0 \(blocks 0-1\): ", done.stderr
+    )
 
 
 def test_the_prompt_is_read_from_standard_input(cluster: Running) -> None:
@@ -86,7 +88,7 @@ def test_a_drawn_seed_is_reported_and_draws_the_same_again(cluster: Running) -> 
 
 def test_a_reader_that_leaves_ends_the_session(cluster: Running) -> None:
     process = start_zrt("generate", "w9", *LONG, home=cluster.home)
-    assert process.stdout.read(1)
+    begun(process)
     process.stdout.close()
     assert process.wait(20) == 1
     assert process.stderr.read() == ""
@@ -96,7 +98,7 @@ def test_a_reader_that_leaves_ends_the_session(cluster: Running) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_session(number: signal.Signals, cluster: Running) -> None:
     process = start_zrt("generate", "w9", *LONG, home=cluster.home)
-    assert process.stdout.read(1)
+    begun(process)
     process.send_signal(number)
     rest, words = process.communicate(timeout=20)
     assert rest.endswith("\n")
@@ -169,7 +171,7 @@ def test_ctrl_c_instead_of_a_line_leaves_a_chat(cluster: Running) -> None:
 
 def test_status_shows_every_process_and_session(cluster: Running) -> None:
     process = start_zrt("generate", "w9", *LONG, home=cluster.home)
-    assert process.stdout.read(1)
+    begun(process)
     shown = cluster.zrt("status")
     assert shown.returncode == 0
     for text in ("test: ", "4 blocks", "ready", "stage0", "0-1", "stage1", "2-3", "up", "decoding", "stage0 → stage1"):

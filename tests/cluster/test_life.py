@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import re
 import signal
@@ -13,10 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from clusters import cluster_file
-from running import END_S, Running, family, gone, run_zrt, running, start_zrt
+from running import END_S, Running, begun, family, gone, run_zrt, running, start_zrt
 from terminal import Terminal
 
 from zrt.runtime import asking, client
@@ -25,6 +23,8 @@ from zrt.runtime.up import STOP_S
 
 PROMPT = "1,2,3"
 GREEDY = ["generate", "--token-ids", PROMPT, "--temperature", "0"]
+TOKENS = 400
+"""An answer of a second or so."""
 ORPHAN_S = 5.0
 """No process outlives its parent by more."""
 
@@ -65,6 +65,15 @@ def _loading(process: subprocess.Popen[str]) -> None:
     assert "…" in process.stderr.readline()
 
 
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights, which take a while to make."""
+    folder = tmp_path_factory.mktemp("slow")
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 8}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 160, **sizes}))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("moment", "number"),
     [
@@ -75,20 +84,20 @@ def _loading(process: subprocess.Popen[str]) -> None:
         ("stages load", signal.SIGHUP),
     ],
 )
-def test_start_up_is_interrupted(moment: str, number: signal.Signals, conf: str, tmp_path: Path) -> None:
+def test_start_up_is_interrupted(moment: str, number: signal.Signals, slow: Path, tmp_path: Path) -> None:
     """A little (seeded) while after the moment, so that the runs of this table differ."""
     until = {
         "coordinator starts": _children(tmp_path, 1),
         "block servers start": _children(tmp_path, 3),
         "stages load": _loading,
     }
-    process = start_zrt("up", conf, home=tmp_path)
+    process = start_zrt("up", write_conf(slow, tmp_path, model_weights="random"), home=tmp_path)
     until[moment](process)
     left = family(tmp_path)
-    time.sleep(random.Random(f"{moment} {number}").uniform(0, 0.3) if moment != "stages load" else 0)
+    time.sleep(random.Random(f"{moment} {number}").uniform(0, 0.2))
     process.send_signal(number)
     _, words = process.communicate(timeout=END_S)
-    assert process.returncode == 1
+    assert process.returncode == 1, words
     assert words.splitlines()[-1] == "zrt: cancelled: test was told to end before it was ready"
     assert "Traceback" not in words
     assert gone(left, 0)
@@ -133,7 +142,7 @@ def test_an_interrupted_detach_takes_its_cluster_with_it(conf: str, tmp_path: Pa
 def test_an_answer_is_interrupted(conf: str, tmp_path: Path) -> None:
     words = ["--token-ids", PROMPT, "--max-tokens", "50000", "--temperature", "0"]
     process = start_zrt("up", conf, *words, home=tmp_path)
-    assert process.stdout.read(1)
+    begun(process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=END_S)
     assert process.returncode == 1
@@ -148,7 +157,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_process_that_hangs(conf: str, tmp_p
         cluster.process.send_signal(signal.SIGINT)
         gone([cluster.children()["stage0"]], END_S)
         cluster.process.send_signal(signal.SIGINT)
-        assert cluster.process.wait(STOP_S - 1) == 0
+        assert cluster.process.wait(STOP_S - 1) == 0, cluster.process.stderr.read()
         assert family(tmp_path) == []
 
 
@@ -165,10 +174,20 @@ def test_a_closed_terminal_ends_the_cluster(conf: str, tmp_path: Path) -> None:
         assert gone(processes, 0)
 
 
-def test_nothing_outlives_a_zrt_up_that_is_killed(conf: str, tmp_path: Path) -> None:
+def test_a_zrt_up_that_hangs_is_named_and_nothing_outlives_its_kill(
+    conf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZRT_HOME", str(tmp_path))
+    monkeypatch.setattr(client, "DOWN_S", 1.0)
+    monkeypatch.setattr(asking, "DOWN_S", 1.0)
     with running(conf, home=tmp_path) as cluster:
         processes = family(tmp_path)
         assert len(processes) == 4
+        cluster.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(ZrtError) as raised:
+            asyncio.run(asking.down(None))
+        assert raised.value.kind == "deadline"
+        assert f"kill -9 {cluster.process.pid}" in raised.value.message
         cluster.process.kill()
         cluster.process.wait()
         assert gone([process for process in processes if process.pid != cluster.process.pid], ORPHAN_S)
@@ -178,20 +197,6 @@ def test_nothing_outlives_a_zrt_up_that_is_killed(conf: str, tmp_path: Path) -> 
             free.bind((host, int(port)))
         status = cluster.zrt("status")
         assert (status.returncode, "no cluster was started here" in status.stderr) == (1, True)
-
-
-def test_down_names_a_zrt_up_that_hangs(
-    conf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ZRT_HOME", str(tmp_path))
-    monkeypatch.setattr(client, "DOWN_S", 1.0)
-    monkeypatch.setattr(asking, "DOWN_S", 1.0)
-    with running(conf, home=tmp_path) as cluster:
-        cluster.process.send_signal(signal.SIGSTOP)
-        with pytest.raises(ZrtError) as raised:
-            asyncio.run(asking.down(None))
-        assert raised.value.kind == "deadline"
-        assert f"kill -9 {cluster.process.pid}" in raised.value.message
 
 
 # ---- deaths ---------------------------------------------------------------------------------------------------------
@@ -205,12 +210,11 @@ def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 
 @contextmanager
-def answering(cluster: Running, tokens: int) -> Iterator[subprocess.Popen[str]]:
-    """A generation whose first tokens have come."""
+def answering(cluster: Running, tokens: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A generation that has begun, and the first character of its answer."""
     process = start_zrt(*GREEDY, "--max-tokens", str(tokens), home=cluster.home)
     try:
-        assert process.stdout.read(1)
-        yield process
+        yield process, begun(process)
     finally:
         process.kill()
         process.communicate()
@@ -223,25 +227,29 @@ def until_status(cluster: Running, wanted: Callable[[dict[str, object]], bool]) 
     return status
 
 
+@pytest.fixture(scope="module")
+def wanted(cluster: Running) -> str:
+    """The whole answer, undisturbed."""
+    return cluster.zrt(*GREEDY, "--max-tokens", str(TOKENS)).stdout
+
+
 @pytest.mark.parametrize("name", ["stage0", "stage1"])
-def test_a_killed_stage_comes_back_and_the_answer_goes_on(name: str, cluster: Running) -> None:
-    wanted = cluster.zrt(*GREEDY, "--max-tokens", "4000").stdout
-    with answering(cluster, 4000) as process:
+def test_a_killed_stage_comes_back_and_the_answer_goes_on(name: str, cluster: Running, wanted: str) -> None:
+    with answering(cluster, TOKENS) as (process, first):
         killed = cluster.children()[name]
         killed.kill()
         rest, words = process.communicate(timeout=60)
     assert process.returncode == 0, words
-    assert wanted.endswith(rest)
-    assert len(rest) > len(wanted) - 10
+    assert first + rest == wanted
     status = until_status(cluster, lambda status: bool(status["ready"]))
     (stage,) = [actor for actor in status["actors"] if actor["name"] == name]
     assert stage["restarts"] == 1
     assert cluster.children()[name].pid == stage["pid"] != killed.pid
 
 
-def test_the_waiting_is_shown_on_a_terminal(cluster: Running) -> None:
-    with Terminal(*GREEDY, "--max-tokens", "4000", home=cluster.home) as terminal:
-        terminal.until(" 9 ")
+def test_the_waiting_is_shown_on_a_terminal(cluster: Running, wanted: str) -> None:
+    with Terminal(*GREEDY, "--max-tokens", str(TOKENS), home=cluster.home) as terminal:
+        terminal.until(wanted[:4])
         cluster.children()["stage1"].kill()
         terminal.until("[waiting (stage1 is gone)]\r\n")
         assert terminal.wait() == 0
@@ -249,7 +257,7 @@ def test_the_waiting_is_shown_on_a_terminal(cluster: Running) -> None:
 
 def test_a_killed_coordinator_comes_back_where_it_was(cluster: Running) -> None:
     """The sessions it knew are lost, and their clients told."""
-    with answering(cluster, 50000) as process:
+    with answering(cluster, 50000) as (process, _):
         killed = cluster.children()["coordinator"]
         killed.kill()
         _, words = process.communicate(timeout=30)
@@ -276,14 +284,10 @@ def test_a_process_that_dies_too_often_ends_the_cluster(name: str, tiny: Path, t
         assert cluster.process.returncode == 1
         kind = "coordinator_lost" if name == "coordinator" else "stage_lost"
         assert re.fullmatch(
-            rf"zrt: {kind}: {name} \(process {found.pid}\) was ended by signal 9, after 1 restarts", words.splitlines()[-1]
+            rf"zrt: {kind}: {name} \(process {found.pid}\) was ended by signal 9, after 1 restarts",
+            words.splitlines()[-1],
         )
         assert family(tmp_path) == []
-
-
-def test_what_a_child_is_told_to_inherit_is_closed_at_its_end() -> None:
-    """The tests above leave no descriptor here either."""
-    assert len(psutil.Process(os.getpid()).open_files()) < 50
 
 
 def test_two_clusters_are_found_one_after_the_other(cluster: Running, conf: str) -> None:

@@ -43,18 +43,26 @@ class Pipeline:
             x = stage.forward(steps, x)
         return x
 
-    def logits(self, key: Hashable, seq_pos: int, ids: Sequence[int]) -> Tensor:
+    def logits(self, key: Hashable, seq_pos: int, ids: Sequence[int], rope_length: int = 0) -> Tensor:
         """[vocab], after the last of `ids`."""
-        return self.forward([Step(key, seq_pos, len(ids))], torch.tensor(ids))[0]
+        return self.forward([Step(key, seq_pos, len(ids), rope_length=rope_length)], torch.tensor(ids))[0]
 
     def greedy(self, key: Hashable, prompt: Sequence[int], tokens: int) -> list[int]:
+        return self.generate(key, prompt, tokens)[0]
+
+    def generate(self, key: Hashable, prompt: Sequence[int], tokens: int) -> tuple[list[int], Tensor]:
+        """Greedy ids, and the logits [tokens, vocab] each was picked from. As a session on a route, it is run again where its rope changes."""
         self.open(key)
-        ids = list(prompt)
-        logits = self.logits(key, 0, ids)
+        ids, seen, start = list(prompt), [], 0
+        rope_length = self.spec.rope_length(len(prompt), len(prompt))
         while len(ids) < len(prompt) + tokens:
-            ids.append(int(logits.argmax()))
-            logits = self.logits(key, len(ids) - 1, ids[-1:])
-        return ids[len(prompt) :]
+            before, rope_length = rope_length, self.spec.rope_length(len(prompt), len(ids))
+            if rope_length != before:
+                start = 0
+            seen.append(self.logits(key, start, ids[start:], rope_length))
+            start = len(ids)
+            ids.append(int(seen[-1].argmax()))
+        return ids[len(prompt) :], torch.stack(seen)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,69 +1,88 @@
-"""The decoder computes what transformers' models compute, however the model is cut."""
+"""The decoder computes what transformers' models compute, for every family and however the model is cut."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
+from torch import Tensor
 
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama, tied": ("llama", {"tied": True}),
-    "llama, every bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama, wide heads": ("llama", {"head_dim": 24}),
-    "llama, one kv head, tied": ("llama", {"num_key_value_heads": 1, "tied": True}),
-    "llama, as many kv heads as heads": ("llama", {"num_key_value_heads": 4}),
-    "llama, odd vocabulary, another theta": ("llama", {"vocab_size": 157, "rope_theta": 500000.0}),
-    "qwen2": ("qwen2", {}),
-    "qwen2, tied": ("qwen2", {"tied": True}),
-    "qwen2, narrow heads": ("qwen2", {"head_dim": 8}),
-    "qwen3": ("qwen3", {"head_dim": 16}),
-    "qwen3, tied, wide heads": ("qwen3", {"head_dim": 32, "tied": True}),
-    "qwen3, biases": ("qwen3", {"head_dim": 32, "attention_bias": True}),
-}
+TOKENS = 64
 CUTS = {
-    "one": ((0, 3),),
-    "two": ((0, 1), (2, 3)),
-    "three": ((0, 0), (1, 2), (3, 3)),
-    "one block a stage": ((0, 0), (1, 1), (2, 2), (3, 3)),
+    "one stage": ((0, 3),),
+    "two stages": ((0, 1), (2, 3)),
+    "four stages": ((0, 0), (1, 1), (2, 2), (3, 3)),
 }
-PROMPT = [1, 17, 93, 4, 150, 62, 62, 8, 31, 120, 5]
+PROMPTS = {
+    (name, length): prompt
+    for name, tiny in MODELS.items()
+    for length, prompt in (("short", SHORT_PROMPT), ("long", LONG_PROMPT))
+    if length == "short" or tiny.stretched
+}
 
 
-@pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
-def folder(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Path:
-    family, config = request.param
-    return make_model(family, **config)
+@pytest.fixture(scope="module")
+def generated(reference: Callable[..., Any]) -> Callable[[Path, Sequence[int]], tuple[list[int], Tensor]]:
+    """Greedy ids of transformers' own `generate`, and the logits [tokens, vocab] each was picked from."""
+    known: dict[tuple[Path, int], tuple[list[int], Tensor]] = {}
+
+    def generate(folder: Path, prompt: Sequence[int]) -> tuple[list[int], Tensor]:
+        key = (folder, len(prompt))
+        if key not in known:
+            out = reference(folder).generate(
+                torch.tensor([prompt]),
+                max_new_tokens=TOKENS,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            known[key] = out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits)
+        return known[key]
+
+    return generate
 
 
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS.keys())
-def test_greedy_ids_equal_those_of_generate_over_64_tokens(folder, cuts, pipeline, reference) -> None:
-    generated = reference(folder).generate(torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False)
-    assert pipeline(folder, cuts).greedy("s", PROMPT, 64) == generated[0, len(PROMPT) :].tolist()
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("name", "prompt"), [(name, prompt) for (name, _), prompt in PROMPTS.items()], ids=map("-".join, PROMPTS)
+)
+def test_greedy_ids_equal_those_of_generate_over_64_tokens(name, prompt, tied, make_model, pipeline, generated) -> None:
+    folder = make_model(MODELS[name].family, tied=tied, **MODELS[name].config)
+    wanted_ids, wanted = generated(folder, prompt)
+    for cuts in CUTS.values():
+        ids, logits = pipeline(folder, cuts).generate("s", prompt, TOKENS)
+        assert ids == wanted_ids
+        assert (logits - wanted).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS.keys())
-def test_float32_logits_are_within_1e_4(folder, cuts, pipeline, reference) -> None:
-    assert _worst_difference(folder, cuts, torch.float32, pipeline, reference)[0] <= 1e-4
+@pytest.mark.parametrize("name", MODELS)
+def test_chunks_and_single_tokens_give_the_logits_of_one_forward(name, make_model, pipeline, reference) -> None:
+    folder = make_model(MODELS[name].family, **MODELS[name].config)
+    difference, _ = _worst_difference(folder, CUTS["two stages"], torch.float32, pipeline, reference)
+    assert difference <= 1e-4
 
 
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS.keys())
-def test_bfloat16_logits_are_within_2_percent_of_the_greatest(folder, cuts, pipeline, reference) -> None:
+@pytest.mark.parametrize("cuts", [CUTS["one stage"], CUTS["four stages"]], ids=["one stage", "four stages"])
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_logits_are_within_2_percent_of_the_greatest(name, cuts, make_model, pipeline, reference) -> None:
+    folder = make_model(MODELS[name].family, **MODELS[name].config)
     difference, greatest = _worst_difference(folder, cuts, torch.bfloat16, pipeline, reference)
     assert difference <= 2e-2 * greatest
 
 
 def _worst_difference(folder, cuts, dtype, pipeline, reference) -> tuple[float, float]:
     """Over a prompt taken in two chunks, then ten single tokens: max |Δ| of the logits, and max |logit| of the reference."""
-    ids = torch.randint(0, 150, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    ids = torch.randint(3, 150, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.no_grad():
         expected = reference(folder, dtype)(torch.tensor([ids])).logits[0].float()
     pipe = pipeline(folder, cuts, dtype=dtype)
     pipe.open("s")
+    rope_length = pipe.spec.rope_length(len(ids), len(ids))
     difference, start = 0.0, 0
     for stop in (18, 30, *range(31, 41)):
-        logits = pipe.logits("s", start, ids[start:stop])
+        logits = pipe.logits("s", start, ids[start:stop], rope_length)
         difference = max(difference, float((logits - expected[stop - 1]).abs().max()))
         start = stop
     return difference, float(expected.abs().max())

@@ -296,6 +296,13 @@ def test_random_weights_are_the_same_however_the_model_is_cut(make_model, family
             assert torch.equal(tensor, whole[name]), name
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_norms_are_near_1_in_every_family(make_model, family) -> None:
+    spec = read_spec(make_model(family, initializer_range=0.05))
+    shard = Shard.load(spec, RandomCheckpoint(spec), (0, 3), dtype=torch.float32)
+    assert float(shard.final_norm.mean()) == pytest.approx(1.0, abs=0.05)
+
+
 def test_random_weights_have_the_spread_of_the_config_and_norms_near_1(make_model) -> None:
     spec = read_spec(make_model("llama", initializer_range=0.05, vocab_size=20_000, attention_bias=True))
     held = _tensors(Shard.load(spec, RandomCheckpoint(spec), (0, 3), dtype=torch.float32))

@@ -80,9 +80,9 @@ def test_a_shortage_of_the_machine_is_told_with_every_number() -> None:
     error = shortage(needed(conf(Stage(), Stage(replicas=2)), 10 * GIB))
     assert error is not None
     assert error.message == (
-        "the cluster needs 26.5 GiB of this machine's memory, and 10.0 GiB are available. "
-        "stage0 (blocks 0-15) needs 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 314.5 MiB); "
-        "stage1 (blocks 16-31) needs 2 x 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 314.5 MiB); coordinator 128.0 MiB. "
+        "the cluster needs 26.7 GiB of this machine's memory, and 10.0 GiB are available. "
+        "stage0 (blocks 0-15) needs 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 378.5 MiB); "
+        "stage1 (blocks 16-31) needs 2 x 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 378.5 MiB); coordinator 128.0 MiB. "
         "Lower [kv] bytes, take a smaller dtype or model"
     )
 
@@ -101,7 +101,7 @@ def test_a_stage_that_may_take_less_than_it_needs_is_refused() -> None:
     error = shortage(needed(conf(Stage(Blocks(0, 15), memory=8 * GIB), Stage(Blocks(16, 31), memory=9 * GIB))))
     assert error is not None
     assert error.message == (
-        "stage0 (blocks 0-15) needs 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 314.5 MiB); it may take 8.0 GiB: "
+        "stage0 (blocks 0-15) needs 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 378.5 MiB); it may take 8.0 GiB: "
         "lower [kv] bytes, take a smaller dtype or model, or raise its memory"
     )
 
@@ -125,7 +125,9 @@ def test_stages_without_a_memory_are_equals() -> None:
 
 def test_a_stage_with_more_memory_gets_more_blocks() -> None:
     small, large = needed(conf(Stage(memory=6 * GIB), Stage(memory=16 * GIB))).stages
-    assert (str(small.blocks), str(large.blocks)) == ("0-6", "7-31")
+    assert len(small.blocks) * 3 < len(large.blocks)
+    shares = [stage.weight_bytes / (stage.memory - GIB - stage.process_bytes) for stage in (small, large)]
+    assert shares[0] == pytest.approx(shares[1], rel=0.1)  # both are filled as far
 
 
 @given(st.lists(st.integers(2, 24), min_size=1, max_size=4), st.integers(1, 2048))
@@ -177,7 +179,6 @@ def test_a_real_process_takes_no_more_than_was_counted(make_model: Callable[...,
         intermediate_size=1536,
         vocab_size=8000,
         max_position_embeddings=2048,
-        num_hidden_layers=6,
     )
     code = """
 import pathlib, re, sys, torch
@@ -190,18 +191,18 @@ from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.weights import open_checkpoint
 folder = pathlib.Path(sys.argv[1])
 spec = read_spec(folder)
-cut = (0, 5)
+cut = (0, 3)
 shard = Shard.load(spec, open_checkpoint(folder), cut, dtype=torch.float32)
-cache = KVCache(spec, cut, dtype=torch.float32, budget=int(sys.argv[2]), context=2048, sessions=4)
+cache = KVCache(spec, cut, dtype=torch.float32, budget=int(sys.argv[2]), context=1024, sessions=4)
 decoder = Decoder(shard, cache)
 cache.open("s")
-for start in range(0, 2048, 512):
+for start in range(0, 1024, 512):
     decoder.forward([Step("s", start, 512)], torch.arange(512) + start)
 print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 """
     spec = spec_from_config(msgspec.json.decode((folder / "config.json").read_bytes()))
-    tokens = 2048
-    kv = tokens * 6 * kv_token_bytes(spec, "float32")
+    tokens = 1024
+    kv = tokens * 4 * kv_token_bytes(spec, "float32")
     found = needed(conf(Stage(), kv=kv, dtype="float32"), spec=spec).stages[0]
     assert found.kv_tokens == tokens
     done = subprocess.run(

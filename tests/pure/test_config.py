@@ -32,6 +32,11 @@ def test_a_short_file_gets_the_defaults() -> None:
     assert config.parse(SMALL, "") == Conf(model=Model("m"), stages=(Stage(),))
 
 
+def test_a_pinned_stage_may_say_its_memory_alone() -> None:
+    conf = config.parse(SMALL + 'blocks = "0-3"\nmemory = "2GiB"\n[[stage]]', "")
+    assert [stage.memory for stage in conf.stages] == [2 << 30, None]
+
+
 def test_a_full_file() -> None:
     conf = config.parse(
         """
@@ -49,6 +54,7 @@ def test_a_full_file() -> None:
         replicas = 2
         device = "cuda:1"
         threads = 3
+        memory = "8GiB"
         [[stage]]
         [kv]
         bytes = "1.5GiB"
@@ -65,7 +71,7 @@ def test_a_full_file() -> None:
     assert conf == Conf(
         cluster=Cluster("lab-2", "tcp://0.0.0.0:0", insecure=True),
         model=Model("owner/name", "bfloat16", 8192, "random"),
-        stages=(Stage(Blocks(0, 14), 2, "cuda:1", 3), Stage()),
+        stages=(Stage(Blocks(0, 14), 2, "cuda:1", 3, 8 << 30), Stage()),
         kv=Kv(3 << 29),
         limits=Limits(256, 8, 0, 60.0, 2.5, 0),
     )
@@ -91,7 +97,7 @@ def test_sizes(size: str, count: int) -> None:
     [
         (SMALL + "[modle]\nref = 'x'", ["modle", "did you mean model?", "cluster, model, kv, limits, stage"]),
         (SMALL + "[spares]\ncount = 1", ["spares", "valid: cluster"]),
-        (SMALL + "tp = 2", ["[[stage]] 1", "tp is no key", "blocks, replicas, device, threads"]),
+        (SMALL + "tp = 2", ["[[stage]] 1", "tp is no key", "blocks, replicas, device, threads, memory"]),
         (SMALL + "theads = 2", ["theads", "did you mean threads?"]),
         (SMALL + "[cluster]\nlistne = 'x'", ["[cluster]", "did you mean listen?", "name, listen, insecure"]),
         (SMALL + "[limits]\nzzz = 1", ["[limits]", "chunk, sessions, queue, idle_s, lease_s, restarts"]),
@@ -107,6 +113,9 @@ def test_sizes(size: str, count: int) -> None:
         ("[model]\nref = 'm'\ncontext = '4k'\n[[stage]]", ["[model] context", "int", "str"]),
         (SMALL + "replicas = 0", ["[[stage]] 1 replicas", ">= 1"]),
         (SMALL + "replicas = true", ["[[stage]] 1 replicas", "bool"]),
+        (SMALL + 'memory = "much"', ["[[stage]] 1 memory", "'much' is no size"]),
+        (SMALL + "memory = 0", ["[[stage]] 1 memory", "no size above 0"]),
+        (SMALL + '[[stage]]\nmemory = "1GiB"', ["[[stage]] 1 has no memory", "every stage whose blocks are planned"]),
         (SMALL + "threads = 0", ["[[stage]] 1 threads", ">= 1"]),
         (SMALL + "device = 'gpu'", ["[[stage]] 1 device", "'gpu'", "cpu, cuda:0"]),
         (SMALL + "device = 'cuda'", ["[[stage]] 1 device", "'cuda'"]),

@@ -131,6 +131,46 @@ def test_no_other_cut_into_equal_parts_is_better(sizes: list[int], stages: int) 
     assert cost([blocks.first for blocks in planned[1:]]) == best
 
 
+@pytest.mark.parametrize(
+    ("stages", "planned"),
+    [
+        ([Wish(room=3000), Wish(room=3000)], "0-9 10-19"),
+        ([Wish(room=700), FREE], "0-6 7-19"),
+        ([FREE, Wish(room=400)], "0-15 16-19"),
+        ([Wish(weight=9, room=1200), Wish(weight=1, room=900)], "0-11 12-19"),
+        ([Wish(room=399), Wish(room=500), FREE], "0-2 3-7 8-19"),
+        ([pinned("0-4"), Wish(room=500), FREE], "0-4 5-9 10-19"),
+        ([Wish(room=50), FREE], "0-0 1-19"),
+        ([Wish(weight=9, room=900), Wish(weight=1, room=900)], "0-10 11-19"),
+    ],
+)
+def test_a_stage_is_not_given_more_than_it_has_room_for(stages: list[Wish], planned: str) -> None:
+    assert ranges(20, stages) == planned
+
+
+def test_embedding_and_head_take_room() -> None:
+    assert ranges(20, [Wish(room=1000), FREE], 100, embedding=600) == "0-3 4-19"
+    assert ranges(20, [FREE, Wish(room=1000)], 100, head=700) == "0-16 17-19"
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=3, max_size=9),
+    rooms=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    embedding=st.integers(0, 9),
+    head=st.integers(0, 9),
+)
+def test_no_other_cut_exceeds_the_rooms_less(sizes: list[int], rooms: list[int], embedding: int, head: int) -> None:
+    def excess(cuts: Sequence[int]) -> int:
+        held = [sum(sizes[start:end]) for start, end in pairwise([0, *cuts, len(sizes)])]
+        held[0] += embedding
+        held[-1] += head
+        return sum(max(0, size - room) for size, room in zip(held, rooms, strict=True))
+
+    planned = plan(sizes, embedding, head, [Wish(room=room) for room in rooms])
+    least = min(excess(cuts) for cuts in combinations(range(1, len(sizes)), len(rooms) - 1))
+    assert excess([blocks.first for blocks in planned[1:]]) == least
+
+
 @pytest.mark.parametrize(("text", "first", "last"), [("0-14", 0, 14), ("7", 7, 7), ("3-3", 3, 3)])
 def test_a_block_range_is_read_and_written(text: str, first: int, last: int) -> None:
     blocks = Blocks.parse(text)

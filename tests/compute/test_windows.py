@@ -1,0 +1,104 @@
+"""Sliding windows, and ropes that depend on the length of the sequence: however a history comes, its numbers are the same."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import MODELS, ORIGINAL, WINDOW
+
+from zrt.runtime.compute.batch import Step
+from zrt.runtime.errors import ZrtError
+
+WINDOWED = ["mistral", "qwen2-windows", "smollm3-windows", "gemma2", "gemma3"]
+BY_LENGTH = ["llama-dynamic", "llama-longrope", "phi3-longrope"]
+TOKENS = 52
+EDGES = [1, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 1, TOKENS - 1]
+
+
+@pytest.fixture
+def folder(name: str, make_model: Callable[..., Path]) -> Path:
+    return make_model(MODELS[name].family, **MODELS[name].config)
+
+
+def _ids(length: int, seed: int = 1) -> list[int]:
+    return torch.randint(0, 150, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("name", WINDOWED + BY_LENGTH)
+def test_a_prompt_in_two_chunks_equals_the_prompt_in_one(name, folder, pipeline) -> None:
+    pipe, ids = pipeline(folder), _ids(TOKENS)
+    rope_length = pipe.spec.rope_length(TOKENS, TOKENS)
+    pipe.open("whole", "chunks")
+    whole = pipe.logits("whole", 0, ids, rope_length)
+    for edge in EDGES:
+        pipe.logits("chunks", 0, ids[:edge], rope_length)
+        chunks = pipe.logits("chunks", edge, ids[edge:], rope_length)
+        torch.testing.assert_close(chunks, whole, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_going_back_and_over_a_window_again_gives_the_same(name, folder, pipeline) -> None:
+    pipe, ids = pipeline(folder), _ids(TOKENS)
+    pipe.open("s")
+    pipe.logits("s", 0, ids[:-1])
+    last = pipe.logits("s", TOKENS - 1, ids[-1:])
+    for start in EDGES:
+        torch.testing.assert_close(pipe.logits("s", start, ids[start:]), last, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_sessions_in_a_batch_keep_to_their_own_windows(name, folder, pipeline) -> None:
+    pipe = pipeline(folder)
+    texts = {key: _ids(TOKENS, seed) for seed, key in enumerate("abc")}
+    pipe.open(*"abc", "alone")
+    done = dict.fromkeys(texts, 0)
+    for counts in ((3, 30, 40), (20, 1, 1), (1, 9, 1), (1, 1, 1)):
+        steps = [Step(key, done[key], n) for key, n in zip(texts, counts, strict=True)]
+        parts = [texts[step.key][step.seq_pos : step.seq_pos + step.n] for step in steps]
+        logits = pipe.forward(steps, torch.tensor(sum(parts, [])))
+        for row, step in enumerate(steps):
+            done[step.key] += step.n
+            alone = pipe.logits("alone", 0, texts[step.key][: done[step.key]])
+            torch.testing.assert_close(logits[row], alone, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["mistral", "phi3"])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_keys_outside_the_window_are_not_read(name, tokens, folder, pipeline) -> None:
+    pipe, ids = pipeline(folder), _ids(TOKENS)
+    (stage,) = pipe.stages
+    pipe.open("s")
+    pipe.logits("s", 0, ids[:40])
+    expected = pipe.logits("s", 40, ids[40 : 40 + tokens])
+    stage.cache.slab[stage.cache.row("s"), ..., : 41 - WINDOW, :] = float("nan")
+    assert torch.equal(pipe.logits("s", 40, ids[40 : 40 + tokens]), expected)
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+@pytest.mark.parametrize("prompt", [9, ORIGINAL + 8])
+def test_a_replay_of_a_history_goes_on_as_the_first_run_would(name, prompt, folder, pipeline) -> None:
+    pipe, ids = pipeline(folder), _ids(prompt)
+    tokens, logits = pipe.generate("first", ids, 40)
+    history = (ids + tokens)[:-1]
+    rope_length = pipe.spec.rope_length(prompt, len(history))
+    pipe.open("replayed")
+    for start in range(0, len(history), 13):
+        replayed = pipe.logits("replayed", start, history[start : start + 13], rope_length)
+    torch.testing.assert_close(replayed, logits[-1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["phi3-longrope"])
+@pytest.mark.parametrize("start", [0, 9, ORIGINAL])
+def test_a_session_that_outgrows_its_rope_has_to_be_run_again(name, start, folder, pipeline) -> None:
+    pipe, ids = pipeline(folder), _ids(TOKENS)
+    (stage,) = pipe.stages
+    pipe.open("s")
+    pipe.logits("s", 0, ids[:ORIGINAL])
+    before = stage.cache.have("s"), stage.cache.stats()
+    with pytest.raises(ZrtError, match="outgrows 32 tokens") as caught:
+        pipe.logits("s", start, ids[start : ORIGINAL + 1])
+    assert caught.value.kind == "kv_gap"
+    assert (stage.cache.have("s"), stage.cache.stats()) == before
+    pipe.logits("s", 0, ids[: ORIGINAL + 1], pipe.spec.rope_length(5, ORIGINAL + 1))
+    pipe.logits("s", ORIGINAL + 1, ids[ORIGINAL + 1 :], pipe.spec.rope_length(5, ORIGINAL + 1))
