@@ -68,7 +68,9 @@ class BareSessions:
 
     def work(self, engine: Engine, step: Waiting) -> Work:
         ends = step.n == step.origin.left
-        return Work(step.key, step.seq_pos, step.n, step.rows, logits=engine.shard.is_last and ends, opens=True)
+        return Work(
+            step.key, step.seq_pos, step.n, step.rows, logits=engine.shard.is_last and ends, opens=step.origin.left
+        )
 
     def deliver(self, turn: Turn, step: Waiting, outcome: Outcome) -> None:
         """Reply once the last part of a request has run."""

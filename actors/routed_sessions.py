@@ -93,7 +93,9 @@ class RoutedSessions:
             session.sampler = _sampler(message, engine.spec.vocab_size)
         self._sessions[message.session] = session
         self._loop.drop(message.session)
-        have = await self._loop.lane.run(engine.open, message.session, message.length, message.page_keys)
+        have = await self._loop.lane.run(
+            engine.open, message.session, message.length, message.page_keys, message.prompt_length
+        )
         if self._sessions.get(message.session) is not session:
             raise ZrtError("cancelled", f"epoch {message.epoch} was overtaken")
         return Opened(have)

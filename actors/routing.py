@@ -155,9 +155,9 @@ class Routing:
 
 def _open(session: Session, stage: int, keys: list[int]) -> Open:
     message = Open(session.id, session.epoch, session.slot, stage, session.route, len(session.tokens), keys)
+    message.prompt_length = session.prompt_tokens
     if stage == len(session.route) - 1:
         message.tokens = session.tokens[:]
-        message.prompt_length = session.prompt_tokens
         message.eos = sorted(session.eos)
         message.max_length = session.max_length
         message.credit = session.credit

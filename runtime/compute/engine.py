@@ -28,7 +28,7 @@ class Work:
     """One step of a turn: `rows` are token ids int64 [n] on the first stage, hidden states [n, hidden] elsewhere.
 
     With a `sampler`, the last stage picks the token that follows the step's last one; with `logits`, it returns that position's logits.
-    `opens` makes a session that nobody opened, where the step begins at its first token.
+    A session that nobody opened is made where its first step, of `opens` tokens in all, begins.
     """
 
     key: Hashable
@@ -37,7 +37,7 @@ class Work:
     rows: Tensor
     sampler: Sampler | None = None
     logits: bool = False
-    opens: bool = False
+    opens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class Engine:
         self.shard = shard
         self.cache = cache
         self._decoder = Decoder(shard, cache)
+        self._rope_lengths: dict[Hashable, int] = {}  # of open sessions
 
     @classmethod
     def load(
@@ -107,11 +108,16 @@ class Engine:
         """The model's dtype by its name on the wire."""
         return dtype_name(self.shard.dtype)
 
-    def open(self, key: Hashable, length: int, names: Sequence[int] = ()) -> int:
-        """Make room for a session whose history has `length` tokens, in pages of these names; how many of them are held already."""
+    def open(self, key: Hashable, length: int, names: Sequence[int] = (), prompt: int = 0) -> int:
+        """Make room for a session whose history has `length` tokens, in pages of these names; how many of them are held already.
+
+        Its first `prompt` tokens are what it began with; 0: all of them.
+        """
+        rope_length = self.spec.rope_length(prompt or length, length)
         if key in self.cache:
-            self.cache.rewind(key, length)
-        self.cache.open(key, names)
+            self.cache.rewind(key, length if rope_length == self._rope_lengths.get(key) else 0)
+        self.cache.open(key, _salted(names, rope_length))
+        self._rope_lengths[key] = rope_length
         return self.cache.have(key)
 
     def have(self, key: Hashable) -> int:
@@ -120,7 +126,8 @@ class Engine:
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
         """End a session; what has a name stays as cache."""
-        self.cache.close(key, names)
+        rope_length = self._rope_lengths.pop(key, 0)
+        self.cache.close(key, None if names is None else _salted(names, rope_length))
 
     def stats(self) -> PoolStats:
         return self.cache.stats()
@@ -130,10 +137,17 @@ class Engine:
         steps: list[Step] = []
         faults: dict[int, ZrtError] = {}
         for index, work in enumerate(works):
-            step = Step(work.key, work.seq_pos, work.n, logits=work.sampler is not None or work.logits)
             try:
                 if work.opens and work.seq_pos == 0:
                     self.cache.open(work.key)
+                    self._rope_lengths[work.key] = self.spec.rope_length(work.opens, work.opens)
+                step = Step(
+                    work.key,
+                    work.seq_pos,
+                    work.n,
+                    logits=work.sampler is not None or work.logits,
+                    rope_length=self._rope_lengths.get(work.key, 0),
+                )
                 if work.key not in self.cache:
                     raise ZrtError("kv_gap", f"this session is not held here, so position {work.seq_pos} leaves a gap")
                 self._decoder.admit(step, work.rows)
@@ -170,3 +184,9 @@ class Engine:
         positions = [work.seq_pos + work.n for work in asking if work.sampler]
         logits = output[:, : self.spec.vocab_size]  # a head may be padded
         return pick(logits if len(rows) == len(asking) else logits[rows], samplers, positions)
+
+
+def _salted(names: Sequence[int], rope_length: int) -> list[int]:
+    """Names of pages, by what they hold: equal tokens rotated by another length are other numbers."""
+    salt = rope_length * 0x9E3779B97F4A7C15 % 2**64
+    return [name ^ salt for name in names]

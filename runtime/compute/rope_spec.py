@@ -67,7 +67,8 @@ def read_rope(
     """The rope that the table `rope` of `config` describes; an empty table is the default rope with base `theta`.
 
     `renamed`: types by the names a family also gives them. `partial`: whether the family rotates a part of a head where
-    `partial_rotary_factor` says so. `original` overrides the table's. `reruns`: whether the family's longrope is `Rope.reruns`. `unsupported` for an unknown type, `bad_model` for a wrong key.
+    `partial_rotary_factor` says so. `original` overrides the table's. `reruns`: whether the family's longrope is `Rope.reruns`.
+    Errors: `unsupported` for an unknown type, `bad_model` for a wrong key.
     """
     said = rope.values.get("rope_type", rope.values.get("type", "default"))
     kind = renamed.get(said, said) if isinstance(said, str) else said

@@ -207,9 +207,9 @@ class Open(Control):
     """Adopt this epoch of a session before any of its steps; the reply is `Opened`.
 
     `route` are the replicas in stage order and `stage` the receiver's place in it. `length` is the number of tokens the history has now,
-    and `page_keys` name its full pages (see page_keys.py). To the last stage alone: the token ids, how many of them are the prompt, where
-    generation stops (`eos`: the ids that end it; `max_length`: the history's largest length), how to sample, and `credit`: the history
-    length up to which the ring may run unasked.
+    `prompt_length` how many of them are the prompt, and `page_keys` name its full pages (see page_keys.py). To the last stage alone: the
+    token ids, where generation stops (`eos`: the ids that end it; `max_length`: the history's largest length), how to sample, and
+    `credit`: the history length up to which the ring may run unasked.
     """
 
     session: U64
@@ -219,8 +219,8 @@ class Open(Control):
     route: list[Address]
     length: U64
     page_keys: list[U64] = []
-    tokens: list[U32] = []
     prompt_length: U64 = 0
+    tokens: list[U32] = []
     eos: list[U32] = []
     max_length: U64 = 0
     credit: U64 = 0

@@ -56,7 +56,7 @@ def test_sessions_in_a_batch_keep_to_their_own_windows(name, folder, pipeline) -
     for counts in ((3, 30, 40), (20, 1, 1), (1, 9, 1), (1, 1, 1)):
         steps = [Step(key, done[key], n) for key, n in zip(texts, counts, strict=True)]
         parts = [texts[step.key][step.seq_pos : step.seq_pos + step.n] for step in steps]
-        logits = pipe.forward(steps, torch.tensor(sum(parts, [])))
+        logits = pipe.forward(steps, torch.tensor([token for part in parts for token in part]))
         for row, step in enumerate(steps):
             done[step.key] += step.n
             alone = pipe.logits("alone", 0, texts[step.key][: done[step.key]])

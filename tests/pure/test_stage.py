@@ -58,7 +58,13 @@ def test_a_step_goes_on_with_its_times() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Open(1, 1, 0, 3, ROUTE, 4), Open(1, 1, 0, -1, ROUTE, 4), Open(1, 1, 0, 0, ROUTE, 0)]
+    "message",
+    [
+        Open(1, 1, 0, 3, ROUTE, 4),
+        Open(1, 1, 0, -1, ROUTE, 4),
+        Open(1, 1, 0, 0, ROUTE, 0),
+        Open(1, 1, 0, 2, ROUTE, 4, tokens=[5, 6, 7]),
+    ],
 )
 def test_an_open_that_makes_no_sense_is_refused(message: Open) -> None:
     with pytest.raises(ZrtError) as caught:
