@@ -10,6 +10,7 @@ Prints one JSON object. Tokens are timed where they arrive, at the client.
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -49,7 +50,7 @@ class Session:
 
     def gaps(self, start: float, end: float) -> list[float]:
         times = [time for time in self.times if start <= time <= end]
-        return [b - a for a, b in zip(times, times[1:], strict=False)]
+        return [b - a for a, b in itertools.pairwise(times)]
 
     async def stop(self) -> None:
         await self._stream.aclose()

@@ -75,6 +75,7 @@ class Mailbox:
             if outbox:
                 outbox.push(frames, size)
                 return True
+        there = True
         try:
             if not self._give(frames, peer):
                 self._outbox(peer).push(frames, size)
@@ -82,11 +83,11 @@ class Mailbox:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._drop(peer)
-            return False
-        # Sending may have consumed the news of a message that arrived.
+            there = False
+        # Sending, also in vain, may have consumed the news of a message that arrived.
         if not self._reading and readable(self._socket):
             self._schedule()
-        return True
+        return there
 
     async def room(self, timeout: float, peer: bytes = b"") -> None:
         """Wait until the peer's outbox is at most half full.

@@ -62,7 +62,9 @@ def _save_model(folder: Path, family: str, config: dict[str, Any], seed: int, dt
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config))
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
-                center = float(parameter.detach().mean())  # what the family starts from: 1, or 0 where 1 is added to the weight
+                center = float(
+                    parameter.detach().mean()
+                )  # what the family starts from: 1, or 0 where 1 is added to the weight
                 torch.nn.init.uniform_(parameter, center - 0.2, center + 0.2)
             elif name.endswith("bias"):
                 torch.nn.init.uniform_(parameter, -0.2, 0.2)

@@ -66,7 +66,9 @@ async def test_a_client_that_is_gone_loses_its_sessions_when_its_lease_ends(
     async with local_cluster(folder, TWO, limits_lease_s=0.5, model_context=4096) as cluster:
         socket = stranger(cluster.coordinator.endpoint)
         for request in ("1", "2"):
-            socket.send(msgspec.msgpack.encode({"type": "generate", "id": request, "token_ids": PROMPT, "ignore_eos": True}))
+            socket.send(
+                msgspec.msgpack.encode({"type": "generate", "id": request, "token_ids": PROMPT, "ignore_eos": True})
+            )
         assert (await receive(socket))["type"] == "accepted"
         socket.close()
         await no_session_left(cluster)

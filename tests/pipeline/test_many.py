@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from clusters import Local, local_cluster
+
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Progress
 
@@ -44,10 +45,8 @@ async def test_each_of_many_sessions_gets_what_it_gets_alone(make_model: Callabl
     async with local_cluster(folder, TWO) as cluster:
         alone = [await cluster.greedy(one, 20 + index) for index, one in enumerate(prompts)]
     async with local_cluster(folder, TWO) as cluster:
-        together = await asyncio.gather(
-            *(cluster.greedy(one, 20 + index) for index, one in enumerate(prompts))
-        )
-        turns, steps = [(s.turns.tally.turns, s.turns.tally.steps) for s in cluster.servers][0]
+        together = await asyncio.gather(*(cluster.greedy(one, 20 + index) for index, one in enumerate(prompts)))
+        turns, steps = next((s.turns.tally.turns, s.turns.tally.steps) for s in cluster.servers)
         await settled(cluster)
     assert together == alone
     assert len(prompts) == 16
@@ -81,14 +80,14 @@ async def test_chunks_of_one_prompt_run_on_both_stages_at_once(make_model: Calla
 async def test_an_equal_prefix_is_not_run_again(make_model: Callable[..., Path]) -> None:
     async with local_cluster(make_model("llama"), TWO) as cluster:
         system = prompt(64, 1)
-        first = await cluster.greedy(system + [5, 6, 7], 20)
+        first = await cluster.greedy([*system, 5, 6, 7], 20)
         before = [server.turns.tally.tokens for server in cluster.servers]
-        again = await cluster.greedy(system + [5, 6, 7], 20)
+        again = await cluster.greedy([*system, 5, 6, 7], 20)
         ran = [server.turns.tally.tokens - b for server, b in zip(cluster.servers, before, strict=True)]
         assert again == first
         assert ran == [3 + 19, 3 + 19]  # 64 of 67 prompt tokens were there, the last sampled token is not run
         before = [server.turns.tally.tokens for server in cluster.servers]
-        await cluster.greedy(system + [5, 6, 7] + first[:16] + [9], 4)  # the next turn of a chat
+        await cluster.greedy([*system, 5, 6, 7, *first[:16], 9], 4)  # the next turn of a chat
         ran = [server.turns.tally.tokens - b for server, b in zip(cluster.servers, before, strict=True)]
         assert ran == [4 + 3, 4 + 3]
         await settled(cluster)

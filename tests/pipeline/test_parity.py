@@ -1,4 +1,4 @@
-"""Generation through 1 to 4 stages equals transformers' own, for every family."""
+"""Generation through 1 to 4 stages equals transformers' own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from clusters import local_cluster
+from tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -35,10 +36,10 @@ def reference(folder: Path, prompt: list[int], tokens: int, dtype: str = "float3
 
 
 async def through_stages(
-    folder: Path, stages: list[str | None], prompt: list[int], tokens: int, dtype: str = "float32"
+    folder: Path, stages: list[str | None], prompt: list[int], tokens: int, dtype: str = "float32", **settings: object
 ) -> tuple[list[int], Tensor]:
     """The cluster's greedy ids, and the logits as the last stage's lane computed them after real hops."""
-    async with local_cluster(folder, stages, model_dtype=dtype) as cluster:
+    async with local_cluster(folder, stages, model_dtype=dtype, **settings) as cluster:
         seen: list[Tensor] = []
         engine = cluster.servers[-1].turns.engine
         assert engine is not None
@@ -76,6 +77,38 @@ async def test_greedy_ids_and_logits_equal_transformers(
     ids, logits = await through_stages(folder, STAGES[stages], PROMPT, TOKENS)
     assert ids == wanted_ids
     assert (logits - wanted).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(("stages", "tied"), [(1, True), (2, False), (4, True)], ids=["1-tied", "2-untied", "4-tied"])
+@pytest.mark.parametrize(
+    "name",
+    ["mistral", "smollm3-windows", "olmo2", "granite", "phi3", "gemma2", "gemma3", "qwen2-windows", "llama-yarn"],
+)
+async def test_every_family_equals_transformers_with_a_prompt_in_chunks(
+    make_model: Callable[..., Path], name: str, stages: int, tied: bool
+) -> None:
+    """The prompt is longer than windows, and than what ropes were made for; chunks end within windows and beyond."""
+    folder = make_model(MODELS[name].family, tied=tied, eos_token_id=None, **MODELS[name].config)
+    wanted_ids, wanted = reference(folder, LONG_PROMPT, TOKENS)
+    ids, logits = await through_stages(folder, STAGES[stages], LONG_PROMPT, TOKENS, limits_chunk=18)
+    assert ids == wanted_ids
+    assert (logits - wanted).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("prompt", [SHORT_PROMPT, LONG_PROMPT], ids=["outgrown midway", "outgrown by the prompt"])
+@pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope", "phi3-longrope"])
+async def test_ropes_that_depend_on_the_length_equal_transformers_as_it_grows(
+    make_model: Callable[..., Path], name: str, prompt: list[int]
+) -> None:
+    folder = make_model(MODELS[name].family, eos_token_id=None, **MODELS[name].config)
+    wanted_ids, _ = reference(folder, prompt, TOKENS)
+    async with local_cluster(folder, STAGES[3], limits_chunk=18) as cluster:
+        assert await cluster.greedy(prompt, TOKENS) == wanted_ids
+        assert await cluster.greedy(prompt, TOKENS) == wanted_ids  # what the first left in the caches may serve
+        longer = (prompt + wanted_ids)[: len(prompt) + 32]
+        assert (
+            await cluster.greedy(longer, 16) == reference(folder, longer, 16)[0]
+        )  # but not where it is rotated otherwise
 
 
 @pytest.mark.parametrize("stages", [1, 3])
