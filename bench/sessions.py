@@ -36,6 +36,7 @@ class Session:
 
     def __init__(self, client: Client, prompt: Sequence[int], tokens: int) -> None:
         self.times: list[float] = []
+        self._awaited: tuple[int, asyncio.Event] | None = None
         self._stream = client.generate(token_ids=prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True)
 
     async def run(self) -> "Session":
@@ -43,7 +44,15 @@ class Session:
         self.started = loop.time()
         async for piece in self._stream:
             self.times += [loop.time()] * len(piece.token_ids)
+            if self._awaited is not None and len(self.times) >= self._awaited[0]:
+                self._awaited[1].set()
         return self
+
+    async def reached(self, tokens: int) -> None:
+        """Wait until so many tokens have come."""
+        self._awaited = tokens, asyncio.Event()
+        if len(self.times) < tokens:
+            await self._awaited[1].wait()
 
     def between(self, start: float, end: float) -> int:
         return sum(start <= time <= end for time in self.times)
@@ -106,8 +115,7 @@ async def arrival(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
         prefill_alone = first.times[0] - first.started
         running = [Session(client, ids, 4000) for ids in prompts(4, 24)]
         tasks = [asyncio.create_task(one.run()) for one in running]
-        while min(len(one.times) for one in running) < 60:
-            await asyncio.sleep(0.05)
+        await asyncio.gather(*(one.reached(60) for one in running))
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         late = await Session(client, long, 2).run()
@@ -133,8 +141,7 @@ async def fairness(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
     async def served(count: int) -> list[int]:
         running = [Session(client, ids, 4000) for ids in prompts(count, 24)]
         tasks = [asyncio.create_task(one.run()) for one in running]
-        while min(len(one.times) for one in running) < 2:
-            await asyncio.sleep(0.05)
+        await asyncio.gather(*(one.reached(2) for one in running))
         start = asyncio.get_running_loop().time()
         await asyncio.sleep(asked.seconds)
         counts = [one.between(start, start + asked.seconds) for one in running]

@@ -219,7 +219,8 @@ def _final(child: Child, told: str, brief: str) -> ZrtError:
     kind: Kind = error.kind
     if kind == "internal":
         kind = "coordinator_lost" if child.name == COORDINATOR else "stage_lost"
-    again = f", after {child.restarts} restarts" if child.restarts else ""
+    count = f"{child.restarts} restart" + ("s" if child.restarts > 1 else "")
+    again = f", after {count}" if child.restarts else ""
     return ZrtError(kind, error.message.replace(told, brief) + again, error.where)
 
 

@@ -25,6 +25,14 @@ class Local:
     servers: list[BlockServer]
     client: Client
 
+    async def settled(self) -> None:
+        """Wait until no session lives and every stage has said, in a beat, that sessions hold no pages of it."""
+        async with asyncio.timeout(READY_S), aclosing(self.client.watch()) as watch:
+            async for seen in watch:
+                servers = [actor for actor in seen.actors if actor.kind == "block_server" and actor.kv]
+                if not seen.sessions and all(not s.sessions and s.kv and not s.kv.used for s in servers):
+                    return
+
     async def generate(self, **request: object) -> tuple[str, list[int], str]:
         """Text, token ids and finish reason of one generation."""
         text, ids = "", []

@@ -1,7 +1,21 @@
 """Tiny models that between them have every feature of every family: what is compared with transformers, here and in docs/models.md."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
+TINY = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 WINDOW = 16
 ORIGINAL = 32  # positions a stretched rope was made for
 SHORT_PROMPT = [1, 17, 93, 4, 150, 62, 62, 8, 31, 120, 5]  # within both; 64 tokens more are beyond both
@@ -121,3 +135,25 @@ MODELS = {
         True,
     ),
 }
+
+
+def save_model(folder: Path, family: str, config: dict[str, Any], seed: int, dtype: str, files: int) -> None:
+    """Write config.json and safetensors of a random model; `files` > 1 writes indexed shards.
+
+    Weights are random everywhere (norms around 1, biases away from 0), so that no part of a model can be left out unnoticed.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config))
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                center = float(parameter.detach().mean())  # the family's own: 1, or 0 where 1 is added to the weight
+                torch.nn.init.uniform_(parameter, center - 0.2, center + 0.2)
+            elif name.endswith("bias"):
+                torch.nn.init.uniform_(parameter, -0.2, 0.2)
+    model.to(getattr(torch, dtype))
+    size = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+    model.save_pretrained(folder, max_shard_size=size + 1 if files == 1 else size // files)

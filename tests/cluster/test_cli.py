@@ -190,6 +190,21 @@ def test_progress_is_shown_where_stderr_is_a_terminal(cluster: Running) -> None:
         assert terminal.wait() == 0
 
 
+def test_a_detached_cluster_outlives_its_command(cluster: Running, model: Path) -> None:
+    """It is the last one started here, so it is meant; when it has ended, the one before it is."""
+    file = cluster.home / "second.toml"
+    file.write_text(cluster_file(model, [None], cluster_name="second"))
+    done = cluster.zrt("up", str(file), "--detach")
+    assert (done.returncode, done.stdout) == (0, "")
+    log = cluster.home / "run" / "second.log"
+    assert f"`zrt down` ends it; its log is {log}\n" in done.stderr
+    state = json.loads(cluster.zrt("status", "--json").stdout)
+    assert (state["name"], state["ready"]) == ("second", True)
+    assert "zrt: second is ready at" in log.read_text()
+    assert cluster.zrt("down").returncode == 0
+    assert json.loads(cluster.zrt("status", "--json").stdout)["name"] == "test"
+
+
 def test_down_returns_when_everything_is_gone(cluster: Running) -> None:
     """The last test with this cluster."""
     done = cluster.zrt("down")
@@ -207,15 +222,4 @@ def test_a_model_without_a_tokenizer_answers_in_token_ids(make_model: Callable[.
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"(\d+ ){4}\n", done.stdout)
     assert "3 prompt tokens, 4 generated (length)" in done.stderr
-    assert family(tmp_path) == []
-
-
-def test_a_detached_cluster_outlives_its_command(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(cluster_file(make_model("llama"), [None]))
-    done = run_zrt("up", str(tmp_path / "cluster.toml"), "--detach", home=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert f"its log is {tmp_path}/run/test.log" in done.stderr
-    assert json.loads(run_zrt("status", "--json", home=tmp_path).stdout)["ready"]
-    assert "zrt: test is ready at" in (tmp_path / "run" / "test.log").read_text()
-    assert run_zrt("down", home=tmp_path).returncode == 0
     assert family(tmp_path) == []

@@ -10,6 +10,7 @@ from tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
 from torch import Tensor
 
 TOKENS = 64
+TEXT = torch.randint(3, 150, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 CUTS = {
     "one stage": ((0, 3),),
     "two stages": ((0, 1), (2, 3)),
@@ -60,29 +61,19 @@ def test_greedy_ids_equal_those_of_generate_over_64_tokens(name, prompt, tied, m
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_and_single_tokens_give_the_logits_of_one_forward(name, make_model, pipeline, reference) -> None:
     folder = make_model(MODELS[name].family, **MODELS[name].config)
-    difference, _ = _worst_difference(folder, CUTS["two stages"], torch.float32, pipeline, reference)
-    assert difference <= 1e-4
+    expected = _logits(reference(folder))
+    assert pipeline(folder, CUTS["two stages"]).difference("s", TEXT, expected) <= 1e-4
 
 
 @pytest.mark.parametrize("cuts", [CUTS["one stage"], CUTS["four stages"]], ids=["one stage", "four stages"])
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_logits_are_within_2_percent_of_the_greatest(name, cuts, make_model, pipeline, reference) -> None:
     folder = make_model(MODELS[name].family, **MODELS[name].config)
-    difference, greatest = _worst_difference(folder, cuts, torch.bfloat16, pipeline, reference)
-    assert difference <= 2e-2 * greatest
+    expected = _logits(reference(folder, torch.bfloat16))
+    difference = pipeline(folder, cuts, dtype=torch.bfloat16).difference("s", TEXT, expected)
+    assert difference <= 2e-2 * expected.abs().max()
 
 
-def _worst_difference(folder, cuts, dtype, pipeline, reference) -> tuple[float, float]:
-    """Over a prompt taken in two chunks, then ten single tokens: max |Δ| of the logits, and max |logit| of the reference."""
-    ids = torch.randint(3, 150, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+def _logits(model: Any) -> Tensor:
     with torch.no_grad():
-        expected = reference(folder, dtype)(torch.tensor([ids])).logits[0].float()
-    pipe = pipeline(folder, cuts, dtype=dtype)
-    pipe.open("s")
-    rope_length = pipe.spec.rope_length(len(ids), len(ids))
-    difference, start = 0.0, 0
-    for stop in (18, 30, *range(31, 41)):
-        logits = pipe.logits("s", start, ids[start:stop], rope_length)
-        difference = max(difference, float((logits - expected[stop - 1]).abs().max()))
-        start = stop
-    return difference, float(expected.abs().max())
+        return model(torch.tensor([TEXT])).logits[0].float()

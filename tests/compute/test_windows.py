@@ -8,6 +8,7 @@ import torch
 from tiny_models import MODELS, ORIGINAL, WINDOW
 
 from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.engine import Engine, Work
 from zrt.runtime.errors import ZrtError
 
 WINDOWED = ["mistral", "qwen2-windows", "smollm3-windows", "gemma2", "gemma3"]
@@ -102,3 +103,33 @@ def test_a_session_that_outgrows_its_rope_has_to_be_run_again(name, start, folde
     assert (stage.cache.have("s"), stage.cache.stats()) == before
     pipe.logits("s", 0, ids[: ORIGINAL + 1], pipe.spec.rope_length(5, ORIGINAL + 1))
     pipe.logits("s", ORIGINAL + 1, ids[ORIGINAL + 1 :], pipe.spec.rope_length(5, ORIGINAL + 1))
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_a_session_that_nobody_opened_is_rotated_by_its_first_request(name, folder, pipeline) -> None:
+    """However the request is cut into steps."""
+    pipe, ids = pipeline(folder), _ids(TOKENS)
+    pipe.open("s")
+    expected = pipe.logits("s", 0, ids, pipe.spec.rope_length(TOKENS, TOKENS))
+    (stage,) = pipeline(folder).stages
+    engine = Engine(stage.shard, stage.cache)
+    engine.turn([Work("bare", 0, 20, torch.tensor(ids[:20]), opens=TOKENS)])
+    result = engine.turn([Work("bare", 20, TOKENS - 20, torch.tensor(ids[20:]), logits=True, opens=TOKENS - 20)])
+    torch.testing.assert_close(result.output[0], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_pages_of_an_equal_history_serve_only_where_it_is_rotated_alike(name, folder, pipeline) -> None:
+    (stage,) = pipeline(folder).stages
+    engine, ids, names = Engine(stage.shard, stage.cache), _ids(TOKENS), [11, 12, 13]
+
+    def begun(key: str, tokens: int) -> int:
+        have = engine.open(key, tokens, names[: tokens // 16], tokens)
+        engine.turn([Work(key, have, tokens - have, torch.tensor(ids[have:tokens]))])
+        engine.close(key, names[: tokens // 16])
+        return have
+
+    assert begun("first", 31) == 0
+    assert begun("again", 31) == 16
+    assert begun("longer", TOKENS) == 0  # beyond what the rope was made for
+    assert begun("longer again", TOKENS) == 48

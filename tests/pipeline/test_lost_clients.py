@@ -9,11 +9,10 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from clusters import Local, local_cluster
+from clusters import local_cluster
 
 TWO: list[str | None] = ["0-1", "2-3"]
 PROMPT = [5, 17, 99, 3]
-WAIT_S = 30.0
 
 
 @pytest.fixture
@@ -47,17 +46,6 @@ async def receive(socket: Any) -> dict[str, Any]:
     return msgspec.msgpack.decode(await asyncio.to_thread(socket.recv))
 
 
-async def no_session_left(cluster: Local) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while (await cluster.client.status()).sessions:
-            await asyncio.sleep(0.02)
-        for server in cluster.servers:
-            engine = server.turns.engine
-            assert engine is not None
-            while (await server.turns.lane.run(engine.stats)).used:
-                await asyncio.sleep(0.02)
-
-
 async def test_a_client_that_is_gone_loses_its_sessions_when_its_lease_ends(
     make_model: Callable[..., Path], stranger: Callable[[str], Any]
 ) -> None:
@@ -71,7 +59,7 @@ async def test_a_client_that_is_gone_loses_its_sessions_when_its_lease_ends(
             )
         assert (await receive(socket))["type"] == "accepted"
         socket.close()
-        await no_session_left(cluster)
+        await cluster.settled()
         assert len(await cluster.greedy(PROMPT, 8)) == 8
 
 
@@ -90,7 +78,7 @@ async def test_a_client_that_does_not_read_costs_no_memory_and_no_time(
         socket.send(generate("unread"))
         results = await asyncio.gather(*(cluster.greedy(PROMPT, 60) for _ in range(4)))
         assert results == [wanted] * 4
-        await no_session_left(cluster)
+        await cluster.settled()
         assert psutil.Process().memory_info().rss - before < 100 << 20
 
 

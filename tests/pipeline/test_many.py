@@ -21,15 +21,14 @@ def prompt(length: int, seed: int) -> list[int]:
 
 async def settled(cluster: Local) -> None:
     """Every stage has dropped what it held for sessions: used pages are zero and each cached one can be had."""
-    async with asyncio.timeout(WAIT_S):
-        for server in cluster.servers:
-            engine = server.turns.engine
-            assert engine is not None
-            while (await server.turns.lane.run(engine.stats)).used or len(server.routed):
-                await asyncio.sleep(0)
-            stats = engine.stats()
-            assert stats.free + stats.cached + stats.used == stats.total
-            await server.turns.lane.run(_take_everything, engine, stats.total)
+    await cluster.settled()
+    for server in cluster.servers:
+        engine = server.turns.engine
+        assert engine is not None
+        stats = await server.turns.lane.run(engine.stats)
+        assert stats.used == 0
+        assert stats.free + stats.cached == stats.total
+        await server.turns.lane.run(_take_everything, engine, stats.total)
 
 
 def _take_everything(engine: object, pages: int) -> None:
