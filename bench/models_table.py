@@ -63,7 +63,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     print("# Models\n")
     for paragraph in PARAGRAPHS:
-        print(textwrap.fill(" ".join(paragraph.split()), 130) + "\n")
+        print(textwrap.fill(" ".join(paragraph.split()), 130, break_on_hyphens=False) + "\n")
     print(HEAD)
     equal = runs = 0
     for tiny in MODELS.values():

@@ -11,6 +11,7 @@ from zrt.actors.coordinator import Coordinator
 from zrt.runtime.client import Client
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import Conf, parse
+from zrt.runtime.messages.control import Close
 from zrt.runtime.prompts import Prompts
 from zrt.runtime.roster import seat_name
 
@@ -26,12 +27,13 @@ class Local:
     client: Client
 
     async def settled(self) -> None:
-        """Wait until no session lives and every stage has said, in a beat, that sessions hold no pages of it."""
+        """Wait until no session lives and every stage has heard that they ended, so that what its lane runs next finds them gone."""
         async with asyncio.timeout(READY_S), aclosing(self.client.watch()) as watch:
             async for seen in watch:
-                servers = [actor for actor in seen.actors if actor.kind == "block_server" and actor.kv]
-                if not seen.sessions and all(not s.sessions and s.kv and not s.kv.used for s in servers):
-                    return
+                if not seen.sessions:
+                    break
+        for server in self.servers:  # whatever was sent there arrives before this
+            await self.coordinator.ask(server.address, Close(session=0, epoch=0), timeout=READY_S)
 
     async def generate(self, **request: object) -> tuple[str, list[int], str]:
         """Text, token ids and finish reason of one generation."""

@@ -175,14 +175,14 @@ def test_a_closed_terminal_ends_the_cluster(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_zrt_up_that_hangs_is_named_and_nothing_outlives_its_kill(
-    conf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZRT_HOME", str(tmp_path))
     monkeypatch.setattr(client, "DOWN_S", 1.0)
     monkeypatch.setattr(asking, "DOWN_S", 1.0)
-    with running(conf, home=tmp_path) as cluster:
+    with running(write_conf(tiny, tmp_path, stages=1), home=tmp_path) as cluster:
         processes = family(tmp_path)
-        assert len(processes) == 4
+        assert len(processes) == 3
         cluster.process.send_signal(signal.SIGSTOP)
         with pytest.raises(ZrtError) as raised:
             asyncio.run(asking.down(None))
@@ -289,3 +289,9 @@ def test_a_process_that_dies_too_often_ends_the_cluster(name: str, restarts: int
         last = f"zrt: {kind}: {name} (process {pids[-1]}) was ended by signal 9{often}"
         assert words.splitlines()[-1] == last
         assert family(tmp_path) == []
+
+
+def test_sigterm_ends_a_cluster_in_good_order(cluster: Running) -> None:
+    """The last test with this cluster, after all it has been through."""
+    assert cluster.end(signal.SIGTERM) == 0
+    assert family(cluster.home) == []
