@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from zrt.runtime.compute import kernels
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.workspace import Views
@@ -31,16 +32,20 @@ class RaggedAttention:
     def __init__(
         self, spec: AttentionSpec, cache: KVCache, steps: Sequence[Step], positions: Tensor, views: Views
     ) -> None:
-        self._kv = views.kv
-        self._kv_by_head = views.kv_by_head
+        by_kernel = len(steps) > 1 and kernels.take(cache.slab)
         self._segments: list[_Segment] = []
+        singles: list[tuple[int, Step]] = []
         start = 0
         for step in steps:
-            rows = slice(start, start + step.n)
-            self._segments.append(_Segment(spec, cache, step, views.queries[rows], views.attended_heads[rows]))
+            if by_kernel and step.n == 1:
+                singles.append((start, step))
+            else:
+                self._segments.append(_Segment(spec, cache, step, views, start))
             start += step.n
+        self._decodes = _decodes(spec, cache, singles, views) if singles else None
         self._places: tuple[Tensor, Tensor] | None = None
-        if len(steps) > 1:
+        if len(self._segments) == len(steps) > 1:
+            self._kv = views.kv
             self._places = torch.tensor([cache.row(step.key) for step in steps for _ in range(step.n)]), positions
             self._by_token = cache.slab.permute(1, 0, 4, 2, 3, 5).unbind(
                 0
@@ -51,21 +56,46 @@ class RaggedAttention:
 
         `block` counts within the shard.
         """
-        if self._places is None:
-            self._segments[0].fresh[block].copy_(self._kv_by_head)
-        else:
+        if self._decodes is not None:
+            self._decodes[block](block)
+        if self._places is not None:
             self._by_token[block].index_put_(self._places, self._kv)
         for segment in self._segments:
+            if self._places is None:
+                segment.write(block)
             segment.attend(block)
+
+
+def _decodes(
+    spec: AttentionSpec, cache: KVCache, steps: Sequence[tuple[int, Step]], views: Views
+) -> list[kernels.DecodeAttention]:
+    """Of each block, the attention of all steps of one token, which are given with their rows in the batch."""
+
+    def through(window: int | None) -> kernels.DecodeAttention:
+        places = [
+            kernels.DecodeStep(
+                cache.row(step.key), step.seq_pos, 0 if window is None else max(0, step.seq_pos + 1 - window), row
+            )
+            for row, step in steps
+        ]
+        return kernels.DecodeAttention(
+            cache.slab, places, views.qkv, views.attended, scale=spec.scale, softcap=spec.softcap
+        )
+
+    made = {window: through(window) for window in set(spec.windows)}
+    return [made[window] for window in spec.windows]
 
 
 class _Segment:
     """One step's part of the batch and of the cache. All views of a forward are made here, none in its blocks."""
 
-    def __init__(self, spec: AttentionSpec, cache: KVCache, step: Step, queries: Tensor, out: Tensor) -> None:
-        """`queries` and `out` are [n, kv heads, group, head_dim]."""
+    def __init__(self, spec: AttentionSpec, cache: KVCache, step: Step, views: Views, start: int) -> None:
+        """`start` is its first row in the batch."""
+        rows = slice(start, start + step.n)
+        queries, out = views.queries[rows], views.attended_heads[rows]  # [n, kv heads, group, head_dim]
         row = cache.slab[cache.row(step.key)]  # [blocks, 2, kv heads, context, head_dim]
-        self.fresh = row[:, :, :, step.seq_pos : step.seq_pos + step.n].unbind(
+        self._kv = views.kv_by_head[:, :, rows]
+        self._fresh = row[:, :, :, step.seq_pos : step.seq_pos + step.n].unbind(
             0
         )  # per block [2, kv heads, n, head_dim]
         group = 1 if step.n == 1 else queries.shape[2]
@@ -78,6 +108,10 @@ class _Segment:
         causal = spec.softcap is None
         pasts = {window: _Past(row, step, window, group, queries.dtype, causal=causal) for window in set(spec.windows)}
         self._pasts = [pasts[window] for window in spec.windows]
+
+    def write(self, block: int) -> None:
+        """Its keys and values to the cache."""
+        self._fresh[block].copy_(self._kv)
 
     def attend(self, block: int) -> None:
         past = self._pasts[block]

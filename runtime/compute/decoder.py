@@ -25,8 +25,6 @@ class Decoder:
     """A shard and its cache. Not thread-safe: one lane uses it."""
 
     def __init__(self, shard: Shard, cache: KVCache) -> None:
-        if shard.device.type != "cpu":
-            raise ZrtError("unsupported", f"device {shard.device} is not supported; cpu is")
         self.shard = shard
         self.cache = cache
         spec = shard.spec
@@ -39,6 +37,8 @@ class Decoder:
         self._attention = AttentionSpec(windows, spec.attention_scale, spec.attention_softcap)
         self._eps = torch.tensor([spec.norm_eps])
         self._workspace = Workspace(spec, shard.dtype)
+        self._is_silu = spec.activation == "silu"
+        self._residual_scale = spec.residual_scale
         scale = spec.embedding_scale
         self._embedding_scale = float(torch.tensor(scale).to(shard.dtype)) if spec.embedding_scale_rounds else scale
 
@@ -113,7 +113,7 @@ class Decoder:
         attention(index)
         self._add(block.o, views.attended, block.attention_out_norm, views)
         block.gate_up.write(self._normed(block.mlp_norm, views), views.gate_up)
-        if self.shard.spec.activation == "silu":
+        if self._is_silu:
             functional.silu(views.gate, inplace=True)
         else:
             torch.ops.aten.gelu_(views.gate, approximate="tanh")
@@ -129,7 +129,7 @@ class Decoder:
 
     def _add(self, product: Linear, x: Tensor, norm: Tensor | None, views: Views) -> None:
         """Add a product to the residual stream, normed and scaled where the model does that."""
-        scale = self.shard.spec.residual_scale
+        scale = self._residual_scale
         if norm is None and scale == 1:
             product.add(x, views.hidden)
             return

@@ -81,6 +81,8 @@ class Engine:
         cancelled: Callable[[], bool],
     ) -> "Engine":
         """Read the assignment's shard from `folder` and allocate its KV pool. ZrtError: bad_model, unsupported, insufficient_memory, cancelled."""
+        if device != "cpu":
+            raise ZrtError("unsupported", f"device {device} is not supported; cpu is")
         spec = read_spec(folder)
         if spec.num_blocks != assignment.num_blocks:
             there = assignment.num_blocks

@@ -11,7 +11,7 @@ import ctypes
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import llvmlite.binding
 import numpy as np
@@ -118,7 +118,20 @@ def _store(out: Any, row: Any, rows: Any, stride: Any, column: Any, value: Any, 
 
 
 @njit(**_FAST)  # type: ignore[untyped-decorator]
-def _tiles(w: Any, x: Any, x_stride: Any, bias: Any, out: Any, out_stride: Any, n: Any, k: Any, outs: Any, start: Any, stop: Any, add: Any) -> None:  # fmt: skip
+def _tiles(
+    w: Any,
+    x: Any,
+    x_stride: Any,
+    bias: Any,
+    out: Any,
+    out_stride: Any,
+    n: Any,
+    k: Any,
+    outs: Any,
+    start: Any,
+    stop: Any,
+    add: Any,
+) -> None:
     """Outputs `start..stop` in tiles of 4 outputs x 4 rows: 16 sums in registers, 8 loads for 16 multiplications.
 
     Rows and outputs beyond the last are computed as the last, and not stored.
@@ -283,6 +296,11 @@ _ProductJob: Final = ctypes.c_int64 * 12
 _AttentionJob: Final = ctypes.c_int64 * 13
 
 
+def take(tensor: Tensor) -> bool:
+    """Whether the kernels take a weight or a cache such as this."""
+    return _parallel is not None and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
 def skinny_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
     """out = x weightᵀ + bias, or out += it. `x` [n, in], `weight` [out, in] contiguous, `out` [n, out]; rows of `x` and `out` may lie apart.
 
@@ -308,19 +326,58 @@ def skinny_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, 
     _run(_PRODUCT, job, threads)
 
 
+class DecodeStep(NamedTuple):
+    """A step of one token: the row of the slab that holds its session, its position, the first token it sees, its row in the batch."""
+
+    slab_row: int
+    position: int
+    first: int
+    batch_row: int
+
+
 class DecodeAttention:
-    """The attention of steps of one token each, for all blocks of a forward."""
+    """Attention of steps of one token each, in place in the slab. All tensors are float32 and outlive this object.
+
+    `slab` is [rows, blocks, 2, kv heads, context, head_dim], contiguous within a row; `qkv` [batch, (heads + 2 x kv heads) x head_dim],
+    already rotated; `out` [batch, heads x head_dim]. A step's result is the same, bit by bit, whatever other steps there are.
+    """
 
     def __init__(
         self,
         slab: Tensor,
-        places: Sequence[tuple[int, int, int]],
-        firsts: Sequence[int],
+        steps: Sequence[DecodeStep],
         qkv: Tensor,
         out: Tensor,
+        *,
         scale: float,
         softcap: float | None,
-    ) -> None: ...
+    ) -> None:
+        _, _, _, kv_heads, context, head_dim = slab.shape
+        start, row_bytes = slab.data_ptr(), 4 * slab.stride(0)
+        places = [(start + step.slab_row * row_bytes, step.position, step.first, step.batch_row) for step in steps]
+        self._places = torch.tensor(places)
+        self._settings = torch.tensor([scale, softcap or 0.0])
+        self._tensors = slab, qkv, out
+        self._job = _AttentionJob(
+            0,
+            len(steps),
+            self._places.data_ptr(),
+            out.shape[1] // head_dim,
+            kv_heads,
+            head_dim,
+            context,
+            qkv.data_ptr(),
+            qkv.stride(0),
+            out.data_ptr(),
+            out.stride(0),
+            0,
+            self._settings.data_ptr(),
+        )
+
+    def __call__(self, block: int) -> None:
+        """Write the steps' keys and values to the slab, then attend: from their rows of `qkv` to those of `out`."""
+        self._job[0], self._job[11] = 0, block
+        _run(_ATTENTION, self._job, torch.get_num_threads())
 
 
 def _run(kernel: int, job: Any, threads: int) -> None:

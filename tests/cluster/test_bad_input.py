@@ -135,8 +135,8 @@ def test_a_model_whose_weights_are_broken(tiny: Path, tmp_path: Path) -> None:
 
 def test_a_stage_that_cannot_load(tiny: Path, tmp_path: Path) -> None:
     """Its block server says why."""
-    file = conf(tmp_path, model=tiny, more='\ndevice = "cuda:99"\n')
-    refused(run_zrt("up", file, home=tmp_path), 1, "unsupported", "cuda:99", "(stage1)", home=tmp_path)
+    file = conf(tmp_path, model=tiny, stages=[None], more='\ndevice = "cuda:99"\n')
+    refused(run_zrt("up", file, home=tmp_path), 1, "unsupported", "cuda:99", "(stage0)", home=tmp_path)
 
 
 @pytest.mark.parametrize("detach", [[], ["--detach"]])
