@@ -205,14 +205,16 @@ class Roster:
         return self.stage_lost() or ""
 
     def stage_lost(self) -> str | None:
-        """The first stage that has no replica and will get none, in words."""
+        """The first stage that has no replica and will get none, in words: its processes are not started again, or cannot load it."""
         for stage in range(self.num_stages):
-            names = [seat.name for seat in self.plan if seat.stage == stage]
-            held = any(entry.seat and entry.seat.stage == stage for entry in self._entries.values())
-            if not held and names and all(name in self._lost for name in names):
-                seat = next(seat for seat in self.plan if seat.stage == stage)
-                why = self._lost[names[-1]]
-                return f"stage {stage} (blocks {seat.first}-{seat.last}) is lost: {why}"
+            plan = [seat for seat in self.plan if seat.stage == stage]
+            holders = [entry for entry in self._entries.values() if entry.seat and entry.seat.stage == stage]
+            if any(entry.state != "failed" for entry in holders):
+                continue
+            reasons = [f"{entry.fault.kind}: {entry.fault.message}" for entry in holders if entry.fault]
+            reasons += [self._lost[seat.name] for seat in plan if seat.name in self._lost]
+            if len(reasons) >= len(plan):
+                return f"stage {stage} (blocks {plan[0].first}-{plan[0].last}) is lost: {reasons[-1]}"
         return None
 
     def find(self, name: str) -> Entry | None:

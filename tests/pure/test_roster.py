@@ -102,6 +102,17 @@ def test_a_stage_is_lost_when_no_replica_is_left_or_comes_back() -> None:
     assert roster.stage_lost() == "stage 1 (blocks 15-29) is lost: gone too"
 
 
+def test_a_stage_is_lost_when_its_process_came_back_and_cannot_load_it() -> None:
+    roster = Roster(PLAN)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1")
+    roster.died("stage0", 1)
+    address = join(roster, "stage0", incarnation=2)
+    roster.place()
+    assert roster.stage_lost() is None
+    roster.state_changed(address, StateChanged("failed", 0, Fault("bad_model", "no such file")))
+    assert roster.stage_lost() == "stage 0 (blocks 0-14) is lost: bad_model: no such file"
+
+
 def test_silence_is_told_by_the_last_beat() -> None:
     roster = Roster(PLAN)
     address = join(roster, "stage0")
