@@ -80,9 +80,9 @@ def test_a_shortage_of_the_machine_is_told_with_every_number() -> None:
     error = shortage(needed(conf(Stage(), Stage(replicas=2)), 10 * GIB))
     assert error is not None
     assert error.message == (
-        "the cluster needs 26.7 GiB of this machine's memory, and 10.0 GiB are available. "
-        "stage0 (blocks 0-15) needs 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 378.5 MiB); "
-        "stage1 (blocks 16-31) needs 2 x 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 378.5 MiB); coordinator 128.0 MiB. "
+        "the cluster needs 27.0 GiB of this machine's memory, and 10.0 GiB are available. "
+        "stage0 (blocks 0-15) needs 9.0 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 506.5 MiB); "
+        "stage1 (blocks 16-31) needs 2 x 9.0 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 506.5 MiB); coordinator 128.0 MiB. "
         "Lower [kv] bytes, take a smaller dtype or model"
     )
 
@@ -101,7 +101,7 @@ def test_a_stage_that_may_take_less_than_it_needs_is_refused() -> None:
     error = shortage(needed(conf(Stage(Blocks(0, 15), memory=8 * GIB), Stage(Blocks(16, 31), memory=9 * GIB))))
     assert error is not None
     assert error.message == (
-        "stage0 (blocks 0-15) needs 8.8 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 378.5 MiB); it may take 8.0 GiB: "
+        "stage0 (blocks 0-15) needs 9.0 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 506.5 MiB); it may take 8.0 GiB: "
         "lower [kv] bytes, take a smaller dtype or model, or raise its memory"
     )
 
