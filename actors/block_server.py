@@ -44,14 +44,17 @@ COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace
 
 
 class BlockServer(Member):
-    """See the module's docstring. `device` is a torch device, `threads` what its products may use."""
+    """See the module's docstring. `device` is a torch device, `threads` what its products may use: while it computes alone, and beside
+    other stages of this machine."""
 
-    def __init__(self, name: str, *, join: str, device: str, threads: int, listen: str, advertise: str | None) -> None:
+    def __init__(
+        self, name: str, *, join: str, device: str, threads: tuple[int, int], listen: str, advertise: str | None
+    ) -> None:
         super().__init__(name, "block_server", join=join, listen=listen, advertise=advertise)
         self.device = device
         self.threads = threads
         self.assignment: Assignment | None = None
-        self.turns = TurnLoop(f"{name}-{device}", work=self._work, deliver=self._deliver)
+        self.turns = TurnLoop(f"{name}-{device}", threads, work=self._work, deliver=self._deliver)
         self.routed = RoutedSessions(self, self.turns, self._ready)
         self.bare = BareSessions(self, self.turns, self._ready)
         self.handle(Assign, self._on_assign)
@@ -59,7 +62,7 @@ class BlockServer(Member):
         self.on_registered(self._on_registered)
 
     async def start(self) -> None:
-        configure_threads(self.threads)
+        configure_threads(self.threads[0])
         self.state = "blank"
         await super().start()
         self.spawn(self.turns.run(), "turns")

@@ -22,6 +22,7 @@ def run_block_server(
     join: str,
     device: str,
     threads: int | None,
+    shared_threads: int | None,
     listen: str,
     advertise: str | None,
     insecure: bool,
@@ -32,11 +33,12 @@ def run_block_server(
         _guard(listen, insecure)
         from zrt.actors.block_server import BlockServer
 
+        alone = threads or len(os.sched_getaffinity(0))
         return BlockServer(
             name or f"block-server-{os.getpid()}",
             join=join,
             device=device,
-            threads=threads or len(os.sched_getaffinity(0)),
+            threads=(alone, shared_threads or alone),
             listen=listen,
             advertise=advertise,
         )

@@ -10,7 +10,7 @@ from zrt.runtime.compute.engine import Engine, Outcome, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.messages.control import KvStats, Load
-from zrt.runtime.pace import Pace
+from zrt.runtime.pace import Crowd, Pace
 from zrt.runtime.turns import TurnQueue, Waiting
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,17 @@ class Turn:
 class TurnLoop:
     """The queue of steps and the lane. `work` says how a waiting step is to be run, `deliver` gets each turn's results.
 
-    The engine is the lane's: whatever touches it goes through `in_lane`, between turns.
+    `threads` are those of a turn while one slot is at work, and so one stage at a time, and while several are, which keep all stages busy.
+    The engine is the lane's: whatever touches it runs there, between turns.
     """
 
     def __init__(
-        self, name: str, *, work: Callable[[Engine, Waiting], Work], deliver: Callable[[Turn], Awaitable[None]]
+        self,
+        name: str,
+        threads: tuple[int, int],
+        *,
+        work: Callable[[Engine, Waiting], Work],
+        deliver: Callable[[Turn], Awaitable[None]],
     ) -> None:
         self.tally = Load()
         self.engine: Engine | None = None
@@ -44,6 +50,8 @@ class TurnLoop:
         self._queue = TurnQueue()
         self._parked: dict[Hashable, list[Waiting]] = {}
         self._pace = Pace(1)
+        self._crowd = Crowd()
+        self._threads = threads
         self._wake = asyncio.Event()
 
     def take_engine(self, engine: Engine | None, chunk: int) -> None:
@@ -102,7 +110,8 @@ class TurnLoop:
         works = [self._work(engine, step) for step in steps]
         started = time.monotonic()
         try:
-            result = await self.lane.run(engine.turn, works)
+            crowded = self._crowd.observe(started, steps[0].slot) > 1
+            result = await self.lane.run(engine.turn, works, self._threads[crowded])
         except (
             Exception
         ) as error:  # whatever a forward raises is its sessions' fault or ours, never the end of the others

@@ -163,6 +163,12 @@ def _actor_words(kinds: Any) -> None:
     server.add_argument(
         "--threads", type=words.positive, metavar="N", help="CPU threads for products (default: one for each core)"
     )
+    server.add_argument(
+        "--shared-threads",
+        type=words.positive,
+        metavar="N",
+        help="those while other stages of this machine compute as well (default: as --threads)",
+    )
     server.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
     server.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
     server.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
@@ -393,6 +399,7 @@ def _block_server(arguments: argparse.Namespace) -> int:
         join=arguments.join,
         device=arguments.device,
         threads=arguments.threads,
+        shared_threads=arguments.shared_threads,
         listen=arguments.listen,
         advertise=arguments.advertise,
         insecure=arguments.insecure,

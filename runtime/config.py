@@ -135,9 +135,11 @@ def override(conf: Conf, *, model: str | None = None, stages: int | None = None)
     return conf
 
 
-def threads(conf: Conf, stage: Stage, cores: int) -> int:
-    """The compute threads of each replica of `stage` on a machine of `cores` cores: all, since stages take turns."""
-    return stage.threads or cores
+def threads(conf: Conf, stage: Stage, cores: int) -> tuple[int, int]:
+    """The compute threads of each replica of `stage` on a machine of `cores` cores that runs them all: every core while one stage computes
+    at a time, its share while all do."""
+    replicas = sum(each.replicas for each in conf.stages)
+    return stage.threads or cores, stage.threads or max(1, cores // replicas)
 
 
 def endpoint(text: str) -> tuple[str, int]:

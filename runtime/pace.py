@@ -40,5 +40,18 @@ class Pace:
         return max(min(LEAST, self._most), min(self._most, int((STRETCH - 1) * self._decode_s / self._token_s)))
 
 
+class Crowd:
+    """How many slots are at work: with more than one, the pipeline's other stages compute at the same time as this one."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {}
+
+    def observe(self, now: float, slot: int) -> int:
+        """A turn of this slot begins at `now` (seconds); how many slots have had one lately, this one included."""
+        self._seen = {other: seen for other, seen in self._seen.items() if now - seen <= QUIET_S}
+        self._seen[slot] = now
+        return len(self._seen)
+
+
 def _blend(old: float, new: float) -> float:
     return new if not old else (1 - MEMORY) * old + MEMORY * new

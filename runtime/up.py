@@ -113,14 +113,15 @@ class Parent:
         self._leave_note(endpoint)
         cores = len(os.sched_getaffinity(0))
         for stage, conf in enumerate(self.conf.stages):
-            count = threads(self.conf, conf, cores)
+            alone, shared = threads(self.conf, conf, cores)
             for replica in range(conf.replicas):
                 name = seat_name(stage, replica, conf.replicas)
-                words = ["--join", endpoint, "--name", name, "--device", conf.device, "--threads", str(count)]
+                words = ["--join", endpoint, "--name", name, "--device", conf.device]
+                words += ["--threads", str(alone), "--shared-threads", str(shared)]
                 self._supervisor.spawn(
                     name,
                     [*command("actor", "block-server"), *words],
-                    env=thread_environment(count),
+                    env=thread_environment(alone),
                     ready_s=READY_S,
                     restart=self._restart,
                 )

@@ -101,7 +101,7 @@ def make_coordinator(conf: Conf, folder: Path) -> Coordinator:
 
 
 def make_server(name: str, join: str) -> BlockServer:
-    return BlockServer(name, join=join, device="cpu", threads=1, listen="tcp://127.0.0.1:0", advertise=None)
+    return BlockServer(name, join=join, device="cpu", threads=(1, 1), listen="tcp://127.0.0.1:0", advertise=None)
 
 
 async def until_ready(client: Client) -> None:

@@ -17,6 +17,7 @@ from zrt.runtime.compute.pages import PoolStats
 from zrt.runtime.compute.sampling import Picked, Sampler, pick
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec, read_spec
+from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.weights import RandomCheckpoint, open_checkpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Assignment
@@ -134,8 +135,10 @@ class Engine:
     def stats(self) -> PoolStats:
         return self.cache.stats()
 
-    def turn(self, works: Sequence[Work]) -> TurnResult:
-        """Run the steps as one forward; a step that cannot run fails alone."""
+    def turn(self, works: Sequence[Work], threads: int | None = None) -> TurnResult:
+        """Run the steps as one forward, on so many threads from now on; a step that cannot run fails alone."""
+        if threads is not None and threads != torch.get_num_threads():
+            configure_threads(threads)
         steps: list[Step] = []
         faults: dict[int, ZrtError] = {}
         for index, work in enumerate(works):

@@ -200,8 +200,8 @@ def test_what_the_command_line_cannot_say(stages: int | None, model: str | None,
     assert raised.value.kind == "bad_config"
 
 
-@pytest.mark.parametrize(("stage", "expected"), [(Stage(), 16), (Stage(threads=5), 5)])
-def test_threads_not_given_are_all_cores(stage: Stage, expected: int) -> None:
+@pytest.mark.parametrize(("stage", "expected"), [(Stage(), (16, 8)), (Stage(threads=5), (5, 5))])
+def test_threads_not_given_are_all_cores_or_a_share_of_them(stage: Stage, expected: tuple[int, int]) -> None:
     assert config.threads(conf_of(stage, Stage()), stage, 16) == expected
 
 

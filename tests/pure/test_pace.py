@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zrt.runtime.pace import LEAST, QUIET_S, STRETCH, Pace
+from zrt.runtime.pace import LEAST, QUIET_S, STRETCH, Crowd, Pace
 
 
 def test_nobody_decodes_so_a_prompt_takes_all_it_may() -> None:
@@ -34,3 +34,9 @@ def test_a_prompt_always_gets_on_and_never_beyond_the_bound(turns: list[tuple[in
     for now, turn in enumerate(turns):
         pace.observe(float(now), *turn)
         assert min(LEAST, most) <= pace.budget(float(now)) <= most
+
+
+def test_slots_that_had_a_turn_lately_are_at_work() -> None:
+    crowd = Crowd()
+    assert [crowd.observe(0.0, 0), crowd.observe(0.1, 1), crowd.observe(0.2, 0)] == [1, 2, 2]
+    assert crowd.observe(0.15 + QUIET_S, 0) == 1
