@@ -112,9 +112,7 @@ class TurnLoop:
         try:
             crowded = self._crowd.observe(started, steps[0].slot) > 1
             result = await self.lane.run(engine.turn, works, self._threads[crowded])
-        except (
-            Exception
-        ) as error:  # whatever a forward raises is its sessions' fault or ours, never the end of the others
+        except Exception as error:  # whatever a forward raises, the other sessions go on
             log.exception("a turn of %d steps failed", len(steps))
             fault = error if isinstance(error, ZrtError) else ZrtError("internal", f"a turn failed: {error!r}")
             result = TurnResult([Outcome(0, fault) for _ in steps], None)
