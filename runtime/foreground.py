@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from io import TextIOWrapper
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Final, Self, TextIO, TypeVar
 
 import uvloop
@@ -30,10 +30,22 @@ def open_streams() -> None:
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows a "?", and that is all
 
 
+class _Interrupt:
+    """A signal handler that raises KeyboardInterrupt, and remembers: Python drops what is raised inside an import's or a collector's callback."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+
 def interruptible() -> None:
     """Let SIGTERM, and SIGHUP where it is not ignored (nohup), raise KeyboardInterrupt as Ctrl-C does."""
+    interrupt = _Interrupt()
     for number in ending_signals():
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, interrupt)
 
 
 def ending_signals() -> list[signal.Signals]:
@@ -81,9 +93,12 @@ async def _cancelled_by_signals(work: Callable[[], Coroutine[Any, Any, _T]]) -> 
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     numbers = ending_signals()
+    earlier = signal.getsignal(signal.SIGINT)
     for number in numbers:
         loop.add_signal_handler(number, task.cancel)
     try:
+        if isinstance(earlier, _Interrupt) and earlier.came:
+            raise asyncio.CancelledError
         return await work()
     finally:
         for number in numbers:
