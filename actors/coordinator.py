@@ -242,10 +242,17 @@ class Coordinator(Actor):
             log.warning("%s has been silent for %.1f s", entry.address.name, now - entry.last_beat)
             for supervisor in self.roster.of_kind("supervisor"):
                 if supervisor is not entry:
-                    self.tell(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
+                    self._tell_process(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
             self._gone(entry.address.name, entry.address.incarnation)
         self.generations.tend()
         self._changed.set()
+
+    def _tell_process(self, address: Address, message: Kill | Shutdown) -> None:
+        """Tell it if it listens: one that does not must not keep us from the rest of our work."""
+        try:
+            self.tell(address, message)
+        except ZrtError as error:
+            log.warning("%s does not hear a %s: %s", address.name, type(message).__name__, error)
 
     # ---- clients ------------------------------------------------------------------------------------------------
 
@@ -330,9 +337,6 @@ class Coordinator(Actor):
         """`zrt up` ends everything it started; without one, every process is told, and this one ends."""
         supervisors = self.roster.of_kind("supervisor")
         for entry in supervisors or self.roster.of_kind("block_server"):
-            try:
-                self.tell(entry.address, Shutdown())
-            except ZrtError as error:
-                log.warning("%s does not hear that the cluster goes down: %s", entry.address.name, error)
+            self._tell_process(entry.address, Shutdown())
         if not supervisors:
             self.ended.set()
