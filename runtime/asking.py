@@ -14,7 +14,7 @@ import msgspec
 from zrt.runtime import running
 from zrt.runtime.client import DOWN_S, Client, Stream
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.foreground import Foreground, say
+from zrt.runtime.foreground import Foreground, interruptible, say
 from zrt.runtime.messages.client import Finished, Piece, Progress
 from zrt.runtime.messages.sampling import TokenLogprobs
 from zrt.runtime.show import Notice, cluster_table, figures
@@ -191,6 +191,7 @@ def _line() -> str | None:
     except KeyboardInterrupt:
         if not terminal:
             raise
+        interruptible()  # this one is answered here: what runs next is not to see it
     if terminal:
         print()
     return None

@@ -54,8 +54,8 @@ class Terminal:
     def wait(self, typing: str = "") -> int:
         """Its exit status (negative: the signal) once it has ended. What it shows meanwhile is read, so that it can end.
 
-        `typing` is typed now and every second. (Python does not see a Ctrl-C in the moment between input()'s prompt and its read until
-        the next key.)
+        `typing` is typed now, and every second until a line ends in answer to it. (Python does not see a Ctrl-C in the moment between
+        input()'s prompt and its read until the next key; once seen, another one would interrupt the leaving.)
         """
         deadline = time.monotonic() + PATIENCE_S
         fds = [fd for fd in (self._pidfd, self._fd) if fd >= 0]
@@ -64,7 +64,7 @@ class Terminal:
         while self._pidfd not in (ready := select.select(fds, [], [], 1.0)[0]):
             if not ready:
                 assert time.monotonic() < deadline, f"it did not end: {self.screen!r}"
-                if typing:
+                if typing and "\n" not in self.screen[self._read :]:
                     self.type(typing)
                 continue
             try:

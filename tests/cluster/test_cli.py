@@ -162,7 +162,7 @@ def test_ctrl_c_in_a_chat_ends_the_answer_alone_and_ctrl_d_leaves(cluster: Runni
 def test_ctrl_c_instead_of_a_line_leaves_a_chat(cluster: Running) -> None:
     with Terminal("chat", home=cluster.home) as terminal:
         terminal.until("> ")
-        assert terminal.wait(typing=CTRL_C) == 0
+        assert terminal.wait(typing=CTRL_C) == 0, terminal.screen
         assert "Traceback" not in terminal.screen
 
 
