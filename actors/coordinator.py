@@ -63,7 +63,7 @@ SUSPICION_S = 3.0  # silence after which a process is taken for hung
 ASSIGN_DEADLINE_S = 10.0
 PUBLISH_S = 0.1  # subscribers hear at most this often
 SUBSCRIBERS = 64
-WATCH_S = 0.5
+WATCH_S = 1.0
 
 
 class Coordinator(Actor):
@@ -236,7 +236,7 @@ class Coordinator(Actor):
         self._place()
 
     def _watch(self) -> None:
-        """Processes that stopped beating, less what this loop itself was late; clients that heard nothing."""
+        """Processes that stopped beating, less what this loop itself was late."""
         now = time.monotonic()
         for entry in self.roster.silent(now, SUSPICION_S + self.lag_ms / 1000):
             log.warning("%s has been silent for %.1f s", entry.address.name, now - entry.last_beat)
@@ -244,8 +244,8 @@ class Coordinator(Actor):
                 if supervisor is not entry:
                     self._tell_process(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
             self._gone(entry.address.name, entry.address.incarnation)
-        self.generations.tend()
-        self._changed.set()
+        if self._subscribers:
+            self._changed.set()
 
     def _tell_process(self, address: Address, message: Kill | Shutdown) -> None:
         """Tell it if it listens: one that does not must not keep us from the rest of our work."""

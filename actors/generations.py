@@ -19,6 +19,7 @@ from zrt.runtime.messages.client import Generate, SessionInfo, StageShare
 from zrt.runtime.messages.control import Address, Filled, Sampled, SampledToken, StepFailed
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.page_keys import PageKeys
+from zrt.runtime.periodic import Periodic
 from zrt.runtime.prompts import Prompts
 from zrt.runtime.roster import Roster
 from zrt.runtime.sessions import Piece, Session, State
@@ -26,7 +27,10 @@ from zrt.runtime.stops import StopMatcher
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE_S = 1.0  # a client hears of its session at least this often
+TEND_S = 0.5
+QUIET_S = (
+    0.5  # a client that heard nothing for so long is told how its session gets on, so it hears at least once a second
+)
 
 
 class Generations:
@@ -57,6 +61,7 @@ class Generations:
         self._live: dict[int, Generation] = {}
         self._unheard: list[Delivery] = []  # of sessions that are over, for clients that stalled before the end
         self._making_room = False
+        self._tending: Periodic | None = None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -73,6 +78,8 @@ class Generations:
         for generation in answers:
             self._live[generation.id] = generation
             generation.accepted(self._prompts.notes)
+        if self._tending is None:
+            self._tending = self._actor.every(TEND_S, self._tend)
         self._admit()
         for generation in answers:
             if self._admission.place(generation.id) is not None:
@@ -130,8 +137,8 @@ class Generations:
         for generation in list(self._live.values()):
             self._fail(generation, error)
 
-    def tend(self) -> None:
-        """Called a few times a second: clients hear at least once a second, stalled ones are tried again or given up."""
+    def _tend(self) -> None:
+        """Clients hear at least once a second, stalled ones are tried again or given up; until there is nobody left to tend."""
         now = time.monotonic()
         for generation in list(self._live.values()):
             delivery = generation.delivery
@@ -139,13 +146,16 @@ class Generations:
                 self._tend_stalled(generation, now - delivery.stalled_since)
             elif now - generation.progressed > self._idle_s and self._admission.place(generation.id) is None:
                 self._fail(generation, ZrtError("deadline", f"nothing came of it for {self._idle_s:g} s"))
-            elif delivery.told < now - KEEPALIVE_S:
+            elif delivery.told < now - QUIET_S:
                 self._tell(generation)
         self._unheard = [
             delivery
             for delivery in self._unheard
             if not delivery.retry() and now - (delivery.stalled_since or now) < self._lease_s
         ]
+        if self._tending is not None and not self._live and not self._unheard:
+            self._tending.cancel()
+            self._tending = None
 
     def _tend_stalled(self, generation: Generation, seconds: float) -> None:
         if generation.delivery.retry():

@@ -191,10 +191,9 @@ class Mailbox:
         self._reading = True
         try:
             for _ in range(most):
-                try:
-                    frame = receive(_DONTWAIT, False)
-                except zmq.Again:
+                if not readable(self._socket):  # a fifth of what EAGAIN's exception costs
                     return False
+                frame = receive(_DONTWAIT, False)
                 frames: Frames = [frame.bytes if len(frame) < VIEW else frame.buffer]
                 while frame.more:
                     frame = receive(_DONTWAIT, False)

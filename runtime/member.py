@@ -5,7 +5,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from zrt.runtime.actor import Actor, Envelope
@@ -188,4 +187,5 @@ class Member(Actor):
 
 
 def _rss_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    with open("/proc/self/statm", "rb", buffering=0) as statm:
+        return int(statm.read(128).split()[1]) * _PAGE
