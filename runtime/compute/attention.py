@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from zrt.runtime.compute import kernels
+from zrt.runtime.compute import kernels, native
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.workspace import Views
@@ -32,7 +32,7 @@ class RaggedAttention:
     def __init__(
         self, spec: AttentionSpec, cache: KVCache, steps: Sequence[Step], positions: Tensor, views: Views
     ) -> None:
-        by_kernel = len(steps) > 1 and kernels.take(cache.slab)
+        by_kernel = len(steps) > 1 and native.take(cache.slab)
         self._segments: list[_Segment] = []
         singles: list[tuple[int, Step]] = []
         start = 0

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from zrt.runtime.compute.attention import AttentionSpec, RaggedAttention
 from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.gate import gate_
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.norm import rms_norm
@@ -113,11 +113,7 @@ class Decoder:
         attention(index)
         self._add(block.o, views.attended, block.attention_out_norm, views)
         block.gate_up.write(self._normed(block.mlp_norm, views), views.gate_up)
-        if self._is_silu:
-            functional.silu(views.gate, inplace=True)
-        else:
-            torch.ops.aten.gelu_(views.gate, approximate="tanh")
-        views.gate.mul_(views.up)
+        gate_(views.gate, views.up, self._is_silu)
         self._add(block.down, views.gate, block.mlp_out_norm, views)
 
     def _normed(self, norm: Tensor | None, views: Views) -> Tensor:

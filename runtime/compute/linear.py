@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from zrt.runtime.compute import kernels
+from zrt.runtime.compute import kernels, native
 
 KERNEL_ROWS: Final = range(4, 33)
 """Numbers of rows at which our kernel is faster than MKL.
@@ -37,7 +37,7 @@ class DenseLinear:
         self.weight = weight
         self.bias = bias
         self._transposed = weight.t()
-        self._kernel_rows = KERNEL_ROWS if kernels.take(weight) else range(0)
+        self._kernel_rows = KERNEL_ROWS if native.take(weight) else range(0)
 
     def write(self, x: Tensor, out: Tensor) -> None:
         if len(x) in self._kernel_rows:

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from zrt.runtime.compute import native, rowwise
 from zrt.runtime.compute.rope_spec import Rope
 
 
@@ -82,6 +83,9 @@ class DynamicRotary:
 
 def rotate_(heads: Tensor, halves: tuple[Tensor, Tensor], swapped: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate heads [rows, heads, dim] in place. `halves` are views of its second and first half, `swapped` is scratch of its shape."""
+    if native.take(heads):
+        rowwise.rotate(heads, cos, sin)
+        return
     torch.cat(halves, dim=-1, out=swapped)
     heads.mul_(cos).add_(swapped.mul_(sin))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute import kernels
+from zrt.runtime.compute import native
 from zrt.runtime.compute.kernels import DecodeAttention, DecodeStep, skinny_product
 from zrt.runtime.compute.linear import KERNEL_ROWS, DenseLinear
 
@@ -61,8 +61,8 @@ def test_a_linear_layer_is_one_function_on_both_sides_of_its_thresholds(n: int, 
 
 
 def test_other_dtypes_are_left_to_torch() -> None:
-    assert kernels.take(torch.empty(1))
-    assert not kernels.take(torch.empty(1, dtype=torch.bfloat16))
+    assert native.take(torch.empty(1))
+    assert not native.take(torch.empty(1, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 64])
