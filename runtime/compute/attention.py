@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from zrt.runtime.compute import kernels, native
+from zrt.runtime.compute import native
 from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.decode_attention import DecodeAttention, DecodeStep
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.workspace import Views
 
@@ -68,19 +69,17 @@ class RaggedAttention:
 
 def _decodes(
     spec: AttentionSpec, cache: KVCache, steps: Sequence[tuple[int, Step]], views: Views
-) -> list[kernels.DecodeAttention]:
+) -> list[DecodeAttention]:
     """Of each block, the attention of all steps of one token, which are given with their rows in the batch."""
 
-    def through(window: int | None) -> kernels.DecodeAttention:
+    def through(window: int | None) -> DecodeAttention:
         places = [
-            kernels.DecodeStep(
+            DecodeStep(
                 cache.row(step.key), step.seq_pos, 0 if window is None else max(0, step.seq_pos + 1 - window), row
             )
             for row, step in steps
         ]
-        return kernels.DecodeAttention(
-            cache.slab, places, views.qkv, views.attended, scale=spec.scale, softcap=spec.softcap
-        )
+        return DecodeAttention(cache.slab, places, views.qkv, views.attended, scale=spec.scale, softcap=spec.softcap)
 
     made = {window: through(window) for window in set(spec.windows)}
     return [made[window] for window in spec.windows]

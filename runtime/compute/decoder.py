@@ -90,7 +90,7 @@ class Decoder:
         if shard.embedding is None:
             views.hidden.copy_(x)
         else:
-            torch.index_select(shard.embedding, 0, x, out=views.hidden)
+            shard.embedding.rows(x, views.hidden)
             if self._embedding_scale != 1:
                 views.hidden.mul_(self._embedding_scale)
         for index, block in enumerate(shard.blocks):

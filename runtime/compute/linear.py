@@ -1,19 +1,13 @@
 """Linear layers: objects chosen at load, so that a block does not know how its weights are kept."""
 
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from zrt.runtime.compute import kernels, native
-
-KERNEL_ROWS: Final = range(4, 33)
-"""Numbers of rows at which our kernel is faster than MKL.
-
-All products of a token in a 135M-parameter model's 30 blocks, ms of one AVX-512 core, MKL and kernel: 1 row 34 and 44; 3: 41 and 46;
-4: 62 and 46; 8: 80 and 53; 16: 75 and 68; 24: 86 and 80; 32: 101 and 91; 40: 101 and 104; 64: 118 and 139.
-"""
+from zrt.runtime.compute.native import LANES
+from zrt.runtime.compute.products import pack, packs, product
 
 
 class Linear(Protocol):
@@ -25,32 +19,68 @@ class Linear(Protocol):
     def add(self, x: Tensor, out: Tensor) -> None:
         """out += product"""
 
+    def rows(self, ids: Tensor, out: Tensor) -> None:
+        """out = the weight's rows of these numbers, int64 [n]: what an embedding looks up. `out` is [n, in]."""
+
+
+def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """The fastest way to hold a weight [out, in], with an optional bias [out]. The tensor is the layer's from now on."""
+    return PackedLinear(weight, bias) if packs(weight) else DenseLinear(weight, bias)
+
 
 class DenseLinear:
-    """Weights as they are stored, [out, in], in the model's dtype, with an optional bias [out].
-
-    At one to three rows this layout reads float32 weights at memory speed. Kept as [in, out] they would be read a tenth faster at one row
-    but half slower at two, and the two ends of a tied model could not share a tensor.
-    """
+    """Weights as they are stored, in the model's dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
         self._transposed = weight.t()
-        self._kernel_rows = KERNEL_ROWS if native.take(weight) else range(0)
 
     def write(self, x: Tensor, out: Tensor) -> None:
-        if len(x) in self._kernel_rows:
-            kernels.skinny_product(x, self.weight, self.bias, out, add=False)
-        elif self.bias is None:
+        if self.bias is None:
             torch.mm(x, self._transposed, out=out)
         else:
             torch.addmm(self.bias, x, self._transposed, out=out)
 
     def add(self, x: Tensor, out: Tensor) -> None:
-        if len(x) in self._kernel_rows:
-            kernels.skinny_product(x, self.weight, self.bias, out, add=True)
-        elif self.bias is None and out.dtype == torch.float32:
+        if self.bias is None and out.dtype == torch.float32:
             out.addmm_(x, self._transposed)
         else:  # the product is rounded before it is added, as in transformers
             out.add_(functional.linear(x, self.weight, self.bias))
+
+    def rows(self, ids: Tensor, out: Tensor) -> None:
+        torch.index_select(self.weight, 0, ids, out=out)
+
+
+class PackedLinear:
+    """float32 weights on the CPU in panels (see `products`), packed in place; outputs beyond the last whole panel stay as they were."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.shape = tuple(weight.shape)
+        self._packed = pack(weight)  # [panels, in, LANES]
+        self._whole = len(self._packed) * LANES
+        rest = weight[self._whole :]
+        self._rest = DenseLinear(rest, None if bias is None else bias[self._whole :]) if len(rest) else None
+        self._by_output = self._packed.transpose(1, 2)
+        self.bias = bias
+
+    def write(self, x: Tensor, out: Tensor) -> None:
+        product(x, self._packed, self.bias, out, add=False)
+        if self._rest is not None:
+            out[:, self._whole :] = functional.linear(x, self._rest.weight, self._rest.bias)
+
+    def add(self, x: Tensor, out: Tensor) -> None:
+        product(x, self._packed, None, out, add=True)
+        if self.bias is not None:
+            out[:, : self._whole] += self.bias[: self._whole]
+        if self._rest is not None:
+            out[:, self._whole :] += functional.linear(x, self._rest.weight, self._rest.bias)
+
+    def rows(self, ids: Tensor, out: Tensor) -> None:
+        if self._rest is None:
+            out.copy_(self._by_output[ids // LANES, ids % LANES])
+            return
+        within = ids.clamp(max=self._whole - 1)
+        out.copy_(self._by_output[within // LANES, within % LANES])
+        beyond = ids >= self._whole
+        out[beyond] = self._rest.weight[ids[beyond] - self._whole]

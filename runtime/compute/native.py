@@ -4,7 +4,8 @@ A kernel is a native function that the OpenMP runtime torch has loaded runs on t
 the threads of two pools would rob each other while they spin. Each thread takes the next part of the job until none is left, which keeps
 them equally busy however long a part takes. What a part computes does not depend on who runs it, nor on how many rows or sessions there are.
 
-Importing a module of kernels compiles them, or reads them from `home()/kernels`; numba holds the GIL for it.
+Importing a module of kernels compiles them, or reads them from `home()/kernels`; numba holds the GIL for it. Such a module takes numba from
+here: it reads its environment when it is first imported.
 """
 
 import ctypes
@@ -40,23 +41,32 @@ __all__ = [
     "FAST",
     "JOB",
     "KEPT",
+    "LANES",
     "LOWEST",
     "ONE",
     "ZERO",
     "cfunc",
+    "cgutils",
     "exp",
     "floats",
     "integers",
+    "intrinsic",
+    "ir",
     "njit",
     "np",
     "run",
     "take",
     "take_next",
+    "types",
 ]
 
 KEPT: Final = _prepare()
+LANES: Final = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8
+"""float32 numbers of a vector register."""
 
+from llvmlite import ir  # noqa: E402
 from numba import cfunc, njit, types  # noqa: E402
+from numba.core import cgutils  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402
 
 FAST: Final = {"fastmath": True, "boundscheck": False, "error_model": "numpy"}

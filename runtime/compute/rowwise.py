@@ -20,9 +20,9 @@ _C1: Final = np.float32(0.044715)
 
 @cfunc(JOB, cache=KEPT, **FAST)  # type: ignore[untyped-decorator]
 def _norm(job: Any) -> None:
-    """`job`: counter, rows, rows a part, heads, width, x, its strides (row, head), out, its strides, weight, epsilon."""
+    """`job`: counter, rows, rows a part, heads, width, x, its strides (row, head), out, its strides, weight, its head stride, epsilon."""
     rows, part, heads, width = job[1], job[2], job[3], job[4]
-    weight, epsilon = floats(job[11]), floats(job[12])[0]
+    epsilon = floats(job[13])[0]
     while True:
         start = take_next(job) * part
         if start >= rows:
@@ -31,6 +31,7 @@ def _norm(job: Any) -> None:
             for head in range(heads):
                 x = floats(job[5] + 4 * (job[6] * row + job[7] * head))
                 out = floats(job[8] + 4 * (job[9] * row + job[10] * head))
+                weight = floats(job[11] + 4 * job[12] * head)
                 total = ZERO
                 for i in range(width):
                     total += x[i] * x[i]
@@ -79,13 +80,15 @@ def _gate(job: Any) -> None:
 _NORM: Final = _norm.address
 _ROTATION: Final = _rotation.address
 _GATE: Final = _gate.address
-_NormJob: Final = ctypes.c_int64 * 13
+_NormJob: Final = ctypes.c_int64 * 14
 _RotationJob: Final = ctypes.c_int64 * 10
 _GateJob: Final = ctypes.c_int64 * 8
 
 
 def norm(x: Tensor, weight: Tensor, eps: Tensor, out: Tensor) -> None:
-    """out = x / sqrt(mean(x²) + eps) * weight, the mean over the last dimension. `x`, `out` [rows, (heads,) width], rows contiguous; `eps` [1]."""
+    """out = x / sqrt(mean(x²) + eps) * weight, the mean over the last dimension. `x`, `out` [rows, (heads,) width], rows contiguous; `weight`
+    [(heads,) width]; `eps` [1].
+    """
     rows, width = x.shape[0], x.shape[-1]
     heads, x_head, out_head = (x.shape[1], x.stride(1), out.stride(1)) if x.ndim == 3 else (1, 0, 0)
     threads, part = _parts(rows, heads * width)
@@ -102,6 +105,7 @@ def norm(x: Tensor, weight: Tensor, eps: Tensor, out: Tensor) -> None:
         out.stride(0),
         out_head,
         weight.data_ptr(),
+        weight.stride(0) if weight.ndim == 2 else 0,
         eps.data_ptr(),
     )
     run(_NORM, job, threads)

@@ -18,7 +18,7 @@ from zrt.runtime.compute.layout import (
     shard_bytes,
     shard_shapes,
 )
-from zrt.runtime.compute.linear import DenseLinear, Linear
+from zrt.runtime.compute.linear import Linear, linear
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.weights import Source
 from zrt.runtime.errors import ZrtError
@@ -56,9 +56,9 @@ class Shard:
     device: torch.device
     nbytes: int
     blocks: tuple[Block, ...]
-    embedding: Tensor | None  # [vocab, hidden], on the first stage
+    embedding: Linear | None  # [vocab, hidden], on the first stage, for its rows
     final_norm: Tensor | None  # [hidden], on the last stage, as the blocks' norms
-    head: Linear | None  # on the last stage; its weight is the embedding's tensor where tied and held together
+    head: Linear | None  # [vocab, hidden], on the last stage; the embedding itself where tied and held together
 
     @staticmethod
     def load(
@@ -86,6 +86,7 @@ class Shard:
             source.check(name, shape)
         loader = _Loader(spec, source, dtype, torch.device(device), nbytes, progress, cancelled)
         ends = {name: loader.tensor(name, shape) for name, shape in end_shapes(spec, first, last).items()}
+        tables = {name: linear(tensor) for name, tensor in ends.items() if tensor.dim() == 2}
         is_last = last == spec.num_blocks - 1
         return Shard(
             spec=spec,
@@ -95,9 +96,9 @@ class Shard:
             device=torch.device(device),
             nbytes=nbytes,
             blocks=tuple(loader.block(index) for index in range(first, last + 1)),
-            embedding=ends[EMBEDDING] if first == 0 else None,
+            embedding=tables[EMBEDDING] if first == 0 else None,
             final_norm=loader.as_norm(ends[FINAL_NORM]) if is_last else None,
-            head=DenseLinear(ends[EMBEDDING if spec.tied else HEAD]) if is_last else None,
+            head=tables[EMBEDDING if spec.tied else HEAD] if is_last else None,
         )
 
     @property
@@ -147,12 +148,10 @@ class _Loader:
                 self._source.read(block_name(index, part), shapes[part], rows, self._tick)
             return tensor
 
-        def linear(*projections: str) -> Linear:
+        def layer(*projections: str) -> Linear:
             weight = merged(*(f"{projection}.weight" for projection in projections))
             biased = f"{projections[0]}.bias" in shapes
-            return DenseLinear(
-                weight, merged(*(f"{projection}.bias" for projection in projections)) if biased else None
-            )
+            return linear(weight, merged(*(f"{projection}.bias" for projection in projections)) if biased else None)
 
         def norm(name: str | None) -> Tensor | None:
             return None if name is None else self.as_norm(merged(f"{name}.weight"))
@@ -160,15 +159,15 @@ class _Loader:
         norms, by_head, by_width = self._spec.norms, self._spec.qk_norm == "head", self._spec.qk_norm == "width"
         return Block(
             attention_norm=norm(norms.attention),
-            qkv=linear(*qkv_parts(self._spec)),
+            qkv=layer(*qkv_parts(self._spec)),
             qk_norm=self._head_norms(merged("self_attn.q_norm.weight", "self_attn.k_norm.weight")) if by_head else None,
             q_norm=norm("self_attn.q_norm") if by_width else None,
             k_norm=norm("self_attn.k_norm") if by_width else None,
-            o=linear("self_attn.o_proj"),
+            o=layer("self_attn.o_proj"),
             attention_out_norm=norm(norms.attention_out),
             mlp_norm=norm(norms.mlp),
-            gate_up=linear(*gate_up_parts(self._spec)),
-            down=linear("mlp.down_proj"),
+            gate_up=layer(*gate_up_parts(self._spec)),
+            down=layer("mlp.down_proj"),
             mlp_out_norm=norm(norms.mlp_out),
         )
 

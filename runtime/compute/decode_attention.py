@@ -1,4 +1,4 @@
-"""Products of few rows and attention of single tokens on the CPU, float32; the tests compare them with float64."""
+"""Attention of single tokens on the CPU, float32; the tests compare it with float64."""
 
 import ctypes
 import math
@@ -24,83 +24,6 @@ from zrt.runtime.compute.native import (
     run,
     take_next,
 )
-
-
-@njit(**FAST)  # type: ignore[untyped-decorator]
-def _store(out: Any, row: Any, rows: Any, stride: Any, column: Any, value: Any, add: Any) -> None:
-    if row < rows:
-        at = row * stride + column
-        out[at] = out[at] + value if add else value
-
-
-@njit(**FAST)  # type: ignore[untyped-decorator]
-def _tiles(
-    w: Any,
-    x: Any,
-    x_stride: Any,
-    bias: Any,
-    out: Any,
-    out_stride: Any,
-    n: Any,
-    k: Any,
-    outs: Any,
-    start: Any,
-    stop: Any,
-    add: Any,
-) -> None:
-    """Outputs `start..stop` in tiles of 4 outputs x 4 rows: 16 sums in registers, 8 loads for 16 multiplications.
-
-    Rows and outputs beyond the last are computed as the last, and not stored.
-    """
-    last, end = n - 1, outs - 1
-    for j in range(start, stop, 4):
-        w0 = floats(w + 4 * k * j)
-        w1 = floats(w + 4 * k * min(j + 1, end))
-        w2 = floats(w + 4 * k * min(j + 2, end))
-        w3 = floats(w + 4 * k * min(j + 3, end))
-        for r in range(0, n, 4):
-            x0 = floats(x + 4 * x_stride * r)
-            x1 = floats(x + 4 * x_stride * min(r + 1, last))
-            x2 = floats(x + 4 * x_stride * min(r + 2, last))
-            x3 = floats(x + 4 * x_stride * min(r + 3, last))
-            a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = ZERO
-            a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = ZERO
-            for i in range(k):
-                p0, p1, p2, p3 = w0[i], w1[i], w2[i], w3[i]
-                q0, q1, q2, q3 = x0[i], x1[i], x2[i], x3[i]
-                a00 += p0 * q0
-                a01 += p0 * q1
-                a02 += p0 * q2
-                a03 += p0 * q3
-                a10 += p1 * q0
-                a11 += p1 * q1
-                a12 += p1 * q2
-                a13 += p1 * q3
-                a20 += p2 * q0
-                a21 += p2 * q1
-                a22 += p2 * q2
-                a23 += p2 * q3
-                a30 += p3 * q0
-                a31 += p3 * q1
-                a32 += p3 * q2
-                a33 += p3 * q3
-            sums = ((a00, a01, a02, a03), (a10, a11, a12, a13), (a20, a21, a22, a23), (a30, a31, a32, a33))
-            for c in range(min(4, outs - j)):
-                b = floats(bias)[j + c] if bias != 0 else ZERO
-                for s in range(4):
-                    _store(floats(out), r + s, n, out_stride, j + c, sums[c][s] + b, add)
-
-
-@cfunc(JOB, cache=KEPT, **FAST)  # type: ignore[untyped-decorator]
-def _product(job: Any) -> None:
-    """`job`: counter, outputs a part, then the arguments of `_tiles` up to `outs`, and whether to add."""
-    part, outs = job[1], job[10]
-    while True:
-        start = take_next(job) * part
-        if start >= outs:
-            break
-        stop = min(outs, start + part)
-        _tiles(job[2], job[3], job[4], job[5], job[6], job[7], job[8], job[9], outs, start, stop, job[11] != 0)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
@@ -194,35 +117,8 @@ def _attention(job: Any) -> None:
             _mix(scores, values, tokens, width, floats(job[9] + 4 * (job[10] * row + width * one)))
 
 
-_PRODUCT: Final = _product.address
 _ATTENTION: Final = _attention.address
-_ProductJob: Final = ctypes.c_int64 * 12
 _AttentionJob: Final = ctypes.c_int64 * 13
-
-
-def skinny_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
-    """out = x weightᵀ + bias, or out += it. `x` [n, in], `weight` [out, in] contiguous, `out` [n, out]; rows of `x` and `out` may lie apart.
-
-    All float32. A row's result is the same, bit by bit, whatever other rows there are.
-    """
-    threads = torch.get_num_threads()
-    outs, k = weight.shape
-    part = max(4, min(256, outs // (8 * threads)) // 4 * 4)
-    job = _ProductJob(
-        0,
-        part,
-        weight.data_ptr(),
-        x.data_ptr(),
-        x.stride(0),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        out.stride(0),
-        x.shape[0],
-        k,
-        outs,
-        add,
-    )
-    run(_PRODUCT, job, threads)
 
 
 class DecodeStep(NamedTuple):

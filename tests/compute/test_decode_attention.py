@@ -1,68 +1,13 @@
-"""The kernels compute what float64 says, whatever the sizes, and a row's result does not depend on the other rows."""
+"""Attention of single tokens is what float64 says, whatever the sizes, and a step's result does not depend on the other steps."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute import native
-from zrt.runtime.compute.kernels import DecodeAttention, DecodeStep, skinny_product
-from zrt.runtime.compute.linear import KERNEL_ROWS, DenseLinear
+from zrt.runtime.compute.decode_attention import DecodeAttention, DecodeStep
 
 CONTEXT, BLOCKS, HEAD_DIM = 70, 2, 24
 POSITIONS = (0, 1, 6, 7, 38, 69)
-
-
-@pytest.mark.parametrize("n", [*range(1, 10), 16, 17])
-@pytest.mark.parametrize(("outs", "k"), [(1, 1), (7, 33), (8, 64), (30, 100), (131, 576)])
-def test_a_product_is_that_of_float64(n: int, outs: int, k: int) -> None:
-    x, weight, bias, out = torch.randn(n, k), torch.randn(outs, k), torch.randn(outs), torch.randn(n, outs)
-    exact = x.double() @ weight.double().T
-    for add, given in ((False, None), (True, None), (False, bias), (True, bias)):
-        got = out.clone()
-        skinny_product(x, weight, given, got, add=add)
-        wanted = exact + (0 if given is None else given) + (out if add else 0)
-        assert (got - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max()))
-
-
-def test_rows_may_lie_apart_and_nothing_between_them_is_touched() -> None:
-    x, weight, out = torch.randn(5, 50), torch.randn(9, 33), torch.zeros(5, 20)
-    skinny_product(x[:, :33], weight, None, out[:, 2:11], add=False)
-    assert torch.allclose(out[:, 2:11], x[:, :33] @ weight.T, atol=1e-5)
-    assert not out[:, :2].any()
-    assert not out[:, 11:].any()
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_is_the_same_bit_by_bit_in_any_company_and_on_any_number_of_threads(threads: int) -> None:
-    x, weight = torch.randn(KERNEL_ROWS.stop - 1, 90), torch.randn(61, 90)
-    whole = torch.empty(len(x), 61)
-    skinny_product(x, weight, None, whole, add=False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for n in range(1, len(x)):
-            out = torch.empty(n, 61)
-            skinny_product(x[len(x) - n :], weight, None, out, add=False)
-            assert torch.equal(out, whole[len(x) - n :])
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("n", [1, KERNEL_ROWS.start - 1, KERNEL_ROWS.start, KERNEL_ROWS.stop - 1, KERNEL_ROWS.stop])
-def test_a_linear_layer_is_one_function_on_both_sides_of_its_thresholds(n: int, biased: bool) -> None:
-    weight, bias = torch.randn(50, 40), torch.randn(50) if biased else None
-    layer, x, out = DenseLinear(weight, bias), torch.randn(n, 40), torch.empty(n, 50)
-    layer.write(x, out)
-    wanted = torch.nn.functional.linear(x, weight, bias)
-    assert torch.allclose(out, wanted, atol=1e-4)
-    layer.add(x, out)
-    assert torch.allclose(out, 2 * wanted, atol=1e-4)
-
-
-def test_other_dtypes_are_left_to_torch() -> None:
-    assert native.take(torch.empty(1))
-    assert not native.take(torch.empty(1, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 64])

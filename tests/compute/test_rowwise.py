@@ -1,0 +1,59 @@
+"""Norms, rotation and gates are what float64 says, whatever the sizes and strides."""
+
+import pytest
+import torch
+
+from zrt.runtime.compute import rowwise
+
+ROWS = [1, 2, 3, 40, 700]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [1, 7, 64, 577])
+def test_a_norm(rows: int, width: int) -> None:
+    x, weight, eps = 3 * torch.randn(rows, width + 5)[:, :width], torch.randn(width), torch.tensor([1e-5])
+    out = torch.empty(rows, width)
+    rowwise.norm(x, weight, eps, out)
+    wanted = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    assert torch.allclose(out.double(), wanted, rtol=2e-6, atol=1e-6)
+    rowwise.norm(x, weight, eps, x)
+    assert torch.equal(x, out)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_norm_of_heads_has_a_weight_for_each(rows: int) -> None:
+    parts, weight, eps = torch.randn(rows, 8, 24), torch.randn(5, 24), torch.tensor([1e-6])
+    heads, rest = parts[:, :5], parts[:, 5:].clone()
+    wanted = heads.double() / (heads.double().square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+    rowwise.norm(heads, weight, eps, heads)
+    assert torch.allclose(heads.double(), wanted, rtol=2e-6, atol=1e-6)
+    assert torch.equal(parts[:, 5:], rest)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("dim", "head_dim"), [(24, 24), (8, 24)])
+def test_a_rotation(rows: int, dim: int, head_dim: int) -> None:
+    parts, angles = torch.randn(rows, 6, head_dim), torch.randn(rows, 1, dim)
+    cos, sin = angles.cos(), angles.sin()
+    before, heads = parts.clone(), parts[:, :4, :dim]
+    swapped = torch.cat((heads[..., dim // 2 :], heads[..., : dim // 2]), dim=-1)
+    wanted = heads.double() * cos + swapped.double() * sin
+    rowwise.rotate(heads, cos, sin)
+    assert torch.allclose(heads.double(), wanted, rtol=1e-6, atol=1e-6)
+    assert torch.equal(parts[:, 4:], before[:, 4:])
+    assert torch.equal(parts[..., dim:], before[..., dim:])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("gelu", [False, True])
+def test_a_gate(rows: int, gelu: bool) -> None:
+    whole = 4 * torch.randn(rows, 2 * 129)
+    whole[0, :8] = torch.tensor([0.0, -0.0, 100.0, -100.0, 1e-30, -88.0, 30.0, -30.0])
+    gate, up = whole.chunk(2, dim=1)
+    activation = (
+        torch.nn.functional.gelu(gate.double(), approximate="tanh") if gelu else torch.nn.functional.silu(gate.double())
+    )
+    wanted, kept = activation * up, up.clone()
+    rowwise.gate(gate, up, gelu=gelu)
+    assert torch.allclose(gate.double(), wanted, rtol=3e-6, atol=1e-6)
+    assert torch.equal(up, kept)
