@@ -177,6 +177,8 @@ class RoutedSessions:
             elif session.ends(origin.step.until):
                 self._report(Filled(session.session, session.epoch, session.stage, step.seq_pos + step.n))
             elif output is not None:
+                if session.gather and step.n == 1:
+                    self._loop.expect(session.session, step.slot)
                 hidden[session.next].append((onward, output[outcome.first : outcome.first + step.n]))
         for address, tokens in ring.items():
             self._send_tokens(address, tokens)

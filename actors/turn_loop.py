@@ -53,6 +53,7 @@ class TurnLoop:
         self._crowd = Crowd()
         self._threads = threads
         self._wake = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
 
     def take_engine(self, engine: Engine | None, chunk: int) -> None:
         """Serve this engine from now on; what waits for another is dropped. `chunk` is the most prompt tokens of a turn."""
@@ -64,6 +65,10 @@ class TurnLoop:
     def add(self, step: Waiting) -> None:
         self._queue.add(step)
         self._wake.set()
+
+    def expect(self, key: Hashable, slot: int) -> None:
+        """The session's next step is on its way through the other stages."""
+        self._queue.expect(key, slot, time.monotonic())
 
     def park(self, step: Waiting) -> None:
         """Keep a step that found no KV page, until some come back."""
@@ -101,10 +106,20 @@ class TurnLoop:
             await self._wake.wait()
             self._wake.clear()
             while (engine := self.engine) is not None:
-                steps = self._queue.take(self._pace.budget(time.monotonic()))
+                now = time.monotonic()
+                steps = self._queue.take(self._pace.budget(now), now)
                 if not steps:
+                    self._wake_at(self._queue.due(), now)
                     break
                 await self._turn(engine, steps)
+
+    def _wake_at(self, due: float | None, now: float) -> None:
+        """Look again when a slot has waited long enough for its others."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = (
+            None if due is None else asyncio.get_running_loop().call_later(max(0.0, due - now), self._wake.set)
+        )
 
     async def _turn(self, engine: Engine, steps: list[Waiting]) -> None:
         works = [self._work(engine, step) for step in steps]

@@ -25,6 +25,7 @@ class StageSession:
     eos: frozenset[int]
     max_length: int
     credit: int
+    gather: bool = False
     sampler: "Sampler | None" = None
     held: int | None = field(default=None)  # a token that waits for credit
 
@@ -48,6 +49,7 @@ class StageSession:
             frozenset(message.eos),
             message.max_length,
             message.credit,
+            message.gather and message.stage == 0,
         )
 
     @property

@@ -2,12 +2,15 @@
 
 A turn serves one slot: all its decodes (one token each), then prompt chunks until their token budget is used up, at most one step a
 session. A longer step is cut: its head runs now, its tail keeps its place. Steps of one session never overtake each other.
+
+Where stages share their cores, a slot's sessions go round together: the first stage waits for those of them that are on their way. In two
+groups they would compute at the same time on the same cores, each reading all weights anew.
 """
 
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,23 @@ class Waiting:
         return head, tail
 
 
+ROUND_S: Final = 0.05
+"""How long a step is taken to be on its way before any has come round."""
+OVERDUE: Final = 4.0
+"""So many usual rounds are waited for a step: a prompt's chunk may have joined the others."""
+MEMORY: Final = 0.2
+"""Weight of the newest measurement."""
+
+
 class TurnQueue:
-    """The steps that wait: a queue a session, the sessions of each slot in order of arrival. Slots take turns."""
+    """The steps that wait: a queue a session, the sessions of each slot in order of arrival. Slots take turns. Times in seconds."""
 
     def __init__(self) -> None:
         self._slots: dict[int, dict[Hashable, deque[Waiting]]] = {}  # the slot that was served last stands last
+        self._away: dict[
+            int, dict[Hashable, float]
+        ] = {}  # of a slot, sessions whose next step is on its way, and since when
+        self._round = ROUND_S
 
     def __len__(self) -> int:
         """Steps waiting."""
@@ -48,7 +63,15 @@ class TurnQueue:
             for queue in sessions.values():
                 yield from queue
 
+    def expect(self, key: Hashable, slot: int, now: float) -> None:
+        """The next step of this session comes round by itself; its slot waits for it, though not much longer than usual."""
+        self._away.setdefault(slot, {})[key] = now
+
     def add(self, step: Waiting) -> None:
+        for away in self._away.values():
+            since = away.pop(step.key, None)
+            if since is not None:
+                self._round += MEMORY * (min(step.arrived - since, OVERDUE * self._round) - self._round)
         self._slots.setdefault(step.slot, {}).setdefault(step.key, deque()).append(step)
 
     def put_back(self, step: Waiting) -> None:
@@ -57,13 +80,28 @@ class TurnQueue:
 
     def drop(self, key: Hashable) -> int:
         """Forget the waiting steps of a session; how many there were."""
+        for away in self._away.values():
+            away.pop(key, None)
         return sum(len(sessions.pop(key, ())) for sessions in self._slots.values())
 
-    def take(self, budget: int) -> list[Waiting]:
+    def due(self) -> float | None:
+        """When the first slot that has steps, and waits for others on their way, waits no longer."""
+        held = [
+            max(self._away[slot].values())
+            for slot, sessions in self._slots.items()
+            if sessions and self._away.get(slot)
+        ]
+        return min(held) + OVERDUE * self._round if held else None
+
+    def take(self, budget: int, now: float) -> list[Waiting]:
         """Remove and return the next turn: every decode of one slot, and at most `budget` tokens of longer steps."""
         for slot in list(self._slots):
+            away = self._away.get(slot, {})
+            if away and self._slots[slot] and now < max(away.values()) + OVERDUE * self._round:
+                continue
             sessions = self._slots.pop(slot)
             if sessions:
+                away.clear()
                 self._slots[slot] = sessions
                 return self._take_from(sessions, budget)
         return []

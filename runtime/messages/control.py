@@ -207,7 +207,8 @@ class Open(Control):
     """Adopt this epoch of a session before any of its steps; the reply is `Opened`.
 
     `route` are the replicas in stage order and `stage` the receiver's place in it. `length` is the number of tokens the history has now,
-    `prompt_length` how many of them are the prompt, and `page_keys` name its full pages (see page_keys.py). To the last stage alone: the
+    `prompt_length` how many of them are the prompt, and `page_keys` name its full pages (see page_keys.py). With `gather` the first stage runs
+    its steps together with those of its slot that are on their way. To the last stage alone: the
     token ids, where generation stops (`eos`: the ids that end it; `max_length`: the history's largest length), how to sample, and
     `credit`: the history length up to which the ring may run unasked.
     """
@@ -220,6 +221,7 @@ class Open(Control):
     length: U64
     page_keys: list[U64] = []
     prompt_length: U64 = 0
+    gather: bool = False
     tokens: list[U32] = []
     eos: list[U32] = []
     max_length: U64 = 0

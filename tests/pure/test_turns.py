@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zrt.runtime.turns import TurnQueue, Waiting
+from zrt.runtime.turns import OVERDUE, ROUND_S, TurnQueue, Waiting
 
 
-def step(key: int, seq_pos: int, n: int, slot: int = 0) -> Waiting:
-    return Waiting(key, seq_pos, n, list(range(seq_pos, seq_pos + n)), 0.0, slot)
+def step(key: int, seq_pos: int, n: int, slot: int = 0, arrived: float = 0.0) -> Waiting:
+    return Waiting(key, seq_pos, n, list(range(seq_pos, seq_pos + n)), arrived, slot)
 
 
-def taken(queue: TurnQueue, budget: int) -> list[tuple[object, int, int]]:
-    return [(s.key, s.seq_pos, s.n) for s in queue.take(budget)]
+def taken(queue: TurnQueue, budget: int, now: float = 0.0) -> list[tuple[object, int, int]]:
+    return [(s.key, s.seq_pos, s.n) for s in queue.take(budget, now)]
 
 
 def test_decodes_go_before_prompts_and_cost_no_budget() -> None:
@@ -58,7 +58,7 @@ def test_a_step_put_back_goes_before_its_sessions_others() -> None:
     queue = TurnQueue()
     queue.add(step(1, 0, 1))
     queue.add(step(1, 1, 1))
-    (first,) = queue.take(8)
+    (first,) = queue.take(8, 0.0)
     queue.put_back(first)
     assert taken(queue, 8) == [(1, 0, 1)]
 
@@ -86,7 +86,7 @@ def test_every_token_runs_once_in_order_within_the_budget(
     ran: dict[object, int] = dict.fromkeys(ends, 0)
     served: list[int] = []
     for _ in range(sum(ends.values()) + 1):
-        turn = queue.take(budget)
+        turn = queue.take(budget, 0.0)
         if not turn:
             break
         assert sum(s.n for s in turn if s.n > 1) <= budget
@@ -107,8 +107,55 @@ def test_no_slot_is_served_twice_while_another_waits(slots: list[int]) -> None:
     for key, slot in enumerate(slots):
         queue.add(step(key, 0, 40, slot))
     last = None
-    while turn := queue.take(7):
+    while turn := queue.take(7, 0.0):
         waiting = {s.slot for s in queue}
         if turn[0].slot == last:
             assert waiting <= {last}
         last = turn[0].slot
+
+
+def test_a_slot_waits_for_those_of_its_sessions_that_are_on_their_way() -> None:
+    queue = TurnQueue()
+    queue.expect(1, 0, now=0.0)
+    queue.expect(2, 0, now=0.0)
+    queue.add(step(1, 5, 1, arrived=0.01))
+    queue.add(step(9, 0, 4, slot=1, arrived=0.01))
+    assert taken(queue, 8, now=0.02) == [(9, 0, 4)]  # another slot does not wait with it
+    assert taken(queue, 8, now=0.02) == []
+    assert queue.due() is not None
+    queue.add(step(2, 5, 1, arrived=0.03))
+    assert queue.due() is None
+    assert taken(queue, 8, now=0.03) == [(1, 5, 1), (2, 5, 1)]
+
+
+def test_it_waits_no_longer_than_a_few_rounds_and_once() -> None:
+    queue = TurnQueue()
+    queue.expect(2, 0, now=1.0)
+    queue.add(step(1, 5, 1, arrived=1.0))
+    due = queue.due()
+    assert due == 1.0 + OVERDUE * ROUND_S
+    assert taken(queue, 8, now=due - 0.001) == []
+    assert taken(queue, 8, now=due) == [(1, 5, 1)]
+    queue.add(step(1, 6, 1, arrived=due))
+    assert taken(queue, 8, now=due) == [(1, 6, 1)]
+
+
+def test_a_session_that_is_over_is_not_waited_for() -> None:
+    queue = TurnQueue()
+    queue.expect(2, 0, now=0.0)
+    queue.add(step(1, 5, 1))
+    queue.drop(2)
+    assert taken(queue, 8) == [(1, 5, 1)]
+
+
+def test_how_long_a_round_takes_is_learned() -> None:
+    queue = TurnQueue()
+    for n in range(60):
+        queue.expect(1, 0, now=float(n))
+        queue.add(step(1, n, 1, arrived=n + 0.2))
+        assert taken(queue, 8, now=n + 0.2) == [(1, n, 1)]
+    queue.expect(1, 0, now=100.0)
+    queue.add(step(2, 0, 1, arrived=100.0))
+    due = queue.due()
+    assert due is not None
+    assert abs(due - 100.0 - OVERDUE * 0.2) < 0.01
