@@ -13,7 +13,7 @@ import json
 import statistics
 from typing import Any
 
-from sides import Baseline, cluster
+from sides import Baseline, cluster, floor
 
 from zrt.runtime import Client
 from zrt.runtime.models import resolve
@@ -92,13 +92,15 @@ def main() -> None:
     tokenizer = Tokenizer.open(folder)
     assert tokenizer is not None
     prompt = tokenizer.encode_chat([{"role": "user", "content": PROMPT}])
+    least = floor(folder)
     baseline = Baseline(folder)
     try:
         with cluster(folder, asked.stages) as endpoint:
             figures = asyncio.run(measure(endpoint, baseline, prompt, asked.tokens, asked.rounds))
     finally:
         baseline.close()
-    print(json.dumps({"bench": "pipeline", "stages": asked.stages, **baseline.about, **figures}))
+    least |= {"floor_share": round(least["floor_ms"] / figures["zrt_ms_token"], 3)}
+    print(json.dumps({"bench": "pipeline", "stages": asked.stages, **baseline.about, **figures, **least}))
 
 
 if __name__ == "__main__":

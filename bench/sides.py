@@ -43,6 +43,18 @@ class Baseline:
         return answer
 
 
+def floor(folder: Path) -> dict[str, float]:
+    """What bench/floor.py says, run now."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("floor.py")), str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
 @contextmanager
 def cluster(folder: Path, stages: int, *, context: int = 4096, sessions: int = 64) -> Iterator[str]:
     """`zrt up` with so many planned stages; its endpoint."""
