@@ -12,9 +12,8 @@ import statistics
 import time
 from pathlib import Path
 
-from sides import cluster
+from sides import cluster, family, servers
 
-from zrt.runtime import Client
 from zrt.runtime.models import resolve
 
 
@@ -32,25 +31,6 @@ def main() -> None:
     print(
         json.dumps({"core_share": statistics.median(totals), "range": [totals[0], totals[-1]], "each": each}, indent=2)
     )
-
-
-async def servers(endpoint: str) -> dict[str, int]:
-    """Names and pids of what registered with the coordinator, after one answer."""
-    async with Client(endpoint) as client:
-        async for _ in client.generate(token_ids=[1, 2, 3], max_tokens=16, temperature=0.0, ignore_eos=True):
-            pass
-        return {actor.name: actor.pid for actor in (await client.status()).actors if actor.pid}
-
-
-def family(found: dict[str, int]) -> dict[str, int]:
-    """With the coordinator and their parent."""
-    up = parent(next(iter(found.values())))
-    children = [int(pid) for pid in Path(f"/proc/{up}/task/{up}/children").read_text().split()]
-    return found | {"coordinator": next(pid for pid in children if pid not in found.values()), "up": up}
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def window(pids: dict[str, int], seconds: float) -> dict[str, float]:

@@ -12,18 +12,22 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from sides import Baseline, cluster
+from sides import Baseline, cluster, family, servers
 
 from zrt.runtime import Client
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.models import resolve
 
 VOCABULARY = 49152
+SMALL_KV = "128MiB"
+WARM_UP = 5000
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
@@ -162,7 +166,9 @@ async def fairness(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
 
 
 async def memory(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
-    """After a warm-up of equal size, sessions come and go until so many steps have run."""
+    """Sessions come and go until so many steps have run, after a warm-up that fills the KV pool: what is over stays in it as cache."""
+
+    pids = family(await servers(endpoint))
 
     async def load(steps: int) -> dict[str, int]:
         chosen = random.Random(1)
@@ -171,17 +177,22 @@ async def memory(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
             given = prompts(16, 24)
             runs = [Session(client, ids, chosen.randint(20, 60)).run() for ids in given]
             done += sum(len(one.times) for one in await asyncio.gather(*runs))
-        await asyncio.sleep(2.5)  # beats carry the figures
-        return {actor.name: actor.rss_bytes for actor in (await client.status()).actors}
+        return {name: resident(pid) for name, pid in pids.items()}
 
     async with Client(endpoint) as client:
-        before = await load(2000)
+        before = await load(WARM_UP)
         after = await load(asked.steps)
     return {
         "steps": asked.steps,
         "rss_mib": {name: round(size / 2**20) for name, size in after.items()},
         "growth": {name: round(size / before[name] - 1, 4) for name, size in after.items()},
     }
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory a process holds."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
@@ -195,7 +206,7 @@ def main() -> None:
     words.add_argument("--steps", type=int, default=10_000)
     asked = words.parse_args()
     folder = resolve("smollm2-135m")
-    with cluster(folder, asked.stages) as endpoint:
+    with cluster(folder, asked.stages, kv=SMALL_KV if asked.what == "memory" else "1GiB") as endpoint:
         if asked.what == "batch":
             baseline = Baseline(folder)
             try:

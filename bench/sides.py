@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from zrt.runtime import Client
+
 
 class Baseline:
     """bench/baseline.py; `about` is what it says of itself."""
@@ -56,13 +58,13 @@ def floor(folder: Path) -> dict[str, float]:
 
 
 @contextmanager
-def cluster(folder: Path, stages: int, *, context: int = 4096, sessions: int = 64) -> Iterator[str]:
+def cluster(folder: Path, stages: int, *, context: int = 4096, sessions: int = 64, kv: str = "1GiB") -> Iterator[str]:
     """`zrt up` with so many planned stages; its endpoint."""
     with tempfile.TemporaryDirectory() as home:
         conf = Path(home) / "bench.toml"
         conf.write_text(
             f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ncontext = {context}\n'
-            f"[limits]\nsessions = {sessions}\n" + "[[stage]]\n" * stages
+            f'[kv]\nbytes = "{kv}"\n[limits]\nsessions = {sessions}\n' + "[[stage]]\n" * stages
         )
         reader, writer = os.pipe()
         with open(reader) as pipe:
@@ -78,3 +80,22 @@ def cluster(folder: Path, stages: int, *, context: int = 4096, sessions: int = 6
             finally:
                 process.terminate()
                 process.wait(30)
+
+
+async def servers(endpoint: str) -> dict[str, int]:
+    """Names and pids of what registered with the coordinator, after one answer."""
+    async with Client(endpoint) as client:
+        async for _ in client.generate(token_ids=[1, 2, 3], max_tokens=16, temperature=0.0, ignore_eos=True):
+            pass
+        return {actor.name: actor.pid for actor in (await client.status()).actors if actor.pid}
+
+
+def family(found: dict[str, int]) -> dict[str, int]:
+    """With the coordinator and their parent."""
+    up = parent(next(iter(found.values())))
+    children = [int(pid) for pid in Path(f"/proc/{up}/task/{up}/children").read_text().split()]
+    return found | {"coordinator": next(pid for pid in children if pid not in found.values()), "up": up}
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
