@@ -24,7 +24,14 @@ HOSTILE: list[Any] = [
     None, True, -1, 0, 1, 127, 255, 2**16, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 1.5, float("nan"),
     float("inf"), "", "\0", "x" * 3000, "tcp://127.0.0.1:1", "tcp://[", "../../etc", b"", b"\xff" * 9, [], {}, [[]], [None] * 300, {"type": "done"},
 ]  # fmt: skip
-LENGTHS = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 5000, b"\xc1"]
+LENGTHS = [
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\x91" * 5000,
+    b"\xc1",
+]
 
 
 @dataclass
@@ -132,7 +139,9 @@ class Mutants:
         tokens = rng.random() < 0.5
         data = b"".join(rng.randrange(self._vocab + 2).to_bytes(4, "little") for _ in range(n))
         if not tokens:
-            data = rng.choice([bytes(2 * n * self._hidden), rng.randbytes(2 * n * self._hidden), b"\x00\x7e" * n * self._hidden])
+            data = rng.choice(
+                [bytes(2 * n * self._hidden), rng.randbytes(2 * n * self._hidden), b"\x00\x7e" * n * self._hidden]
+            )
         tree = {
             "session_id": rng.randrange(2**64), "seq_pos": rng.choice([0, 0, 0, 1, 2**32 - 1]),
             "payload_type": "token_ids" if tokens else "hidden_states",
