@@ -21,7 +21,7 @@ from zrt.runtime.client import Client
 from zrt.runtime.compute.threads import thread_environment
 from zrt.runtime.config import Conf, threads
 from zrt.runtime.errors import KINDS, Kind, ZrtError
-from zrt.runtime.foreground import ending_signals, say
+from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline
 from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Cluster
@@ -90,6 +90,7 @@ class Parent:
         self._bars: Bars | None = None
         self._supervisor = Supervisor(self._on_death, on_ready=self._on_ready, sink=self._on_line)
         self._coordinator_ready = 0.0
+        self._unsaid = 0
 
     # ---- the cluster's life -------------------------------------------------------------------------------------
 
@@ -232,6 +233,12 @@ class Parent:
         self._say(f"{name}: {line}")
 
     def _say(self, text: str) -> None:
+        """Whoever looks after processes does not wait for those who read what it says."""
+        if not listens(sys.stderr):
+            self._unsaid += 1
+            return
+        if self._unsaid:
+            text, self._unsaid = f"zrt: {self._unsaid} lines were dropped, since nobody read them\n{text}", 0
         (self._bars.say if self._bars is not None else say)(text)
 
 

@@ -11,8 +11,7 @@ import msgspec.inspect as shape_of
 
 from zrt.runtime.messages.client import ClientRequest
 from zrt.runtime.messages.control import ControlMessage
-from zrt.runtime.messages.header import PROTOCOL, Header
-from zrt.runtime.messages.inference import InferenceRequest
+from zrt.runtime.messages.header import PROTOCOL
 from zrt.runtime.wire import WireError, decode, decode_client, decode_inference
 
 Kind = Literal["client", "control", "step", "bare"]
