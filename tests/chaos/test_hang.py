@@ -22,7 +22,7 @@ from zrt.runtime.client import Client, Stream
 from zrt.runtime.errors import ZrtError
 
 PROMPT = [5, 17, 99, 3]
-LONG = [number % 150 for number in range(20_000)]
+LONG = 20_000
 TOKENS = {"prefill": 8, "decode": 500}
 KILLED_S = 8.0
 """A stopped process is dead after this: 3 s of silence, a beat, a look each second, and a loaded machine."""
@@ -79,7 +79,7 @@ async def begun(stream: Stream, phase: str) -> list[int]:
     """Until the phase is under way: what was generated before."""
     while True:
         event = await stream.next_event()
-        if phase == "prefill" and stream.progress is not None and 0 < stream.progress.done < len(LONG):
+        if phase == "prefill" and stream.progress is not None and 0 < stream.progress.done < LONG:
             return []
         if phase == "decode" and (ids := getattr(event, "token_ids", None)):
             return list(ids)
@@ -97,13 +97,14 @@ async def serves(endpoint: str, wanted: list[int], within: float = SEEN_S) -> fl
         await asyncio.sleep(0.2)
 
 
-def ask(client: Client, phase: str, tokens: int | None = None) -> Stream:
-    prompt = LONG if phase == "prefill" else PROMPT
-    return client.generate(token_ids=prompt, max_tokens=tokens or TOKENS[phase], temperature=0.0)
+def ask(client: Client, phase: str, tokens: int | None = None, *, first: int = 5) -> Stream:
+    """`first` is the prompt's first token: no prompt of another first token is in any cache."""
+    rest = [number % 150 for number in range(1, LONG)] if phase == "prefill" else PROMPT[1:]
+    return client.generate(token_ids=[first, *rest], max_tokens=tokens or TOKENS[phase], temperature=0.0)
 
 
-async def answer(client: Client, phase: str, tokens: int | None = None) -> list[int]:
-    return [token async for piece in ask(client, phase, tokens) for token in piece.token_ids]
+async def answer(client: Client, phase: str, tokens: int | None = None, *, first: int = 5) -> list[int]:
+    return [token async for piece in ask(client, phase, tokens, first=first) for token in piece.token_ids]
 
 
 def tell(**cell: object) -> None:
@@ -131,10 +132,10 @@ def cells(sample: set[tuple[str, str]], *, who: tuple[str, ...], phases: tuple[s
     cells({("up", "decode"), ("coordinator", "decode"), ("stage1", "decode")}, who=WHO, phases=("decode", "prefill")),
 )
 async def test_a_process_is_stopped_while_it_serves(who: str, phase: str, shared: Running) -> None:
+    first = 100 + WHO.index(who)
     async with Client(shared.endpoint) as client:
-        wanted = await answer(client, phase)
         short = await answer(client, "decode", 8)
-        stream = ask(client, phase)
+        stream = ask(client, phase, first=first)
         ids = await begun(stream, phase)
         stopped = process(shared, who)
         stopped.suspend()
@@ -150,6 +151,8 @@ async def test_a_process_is_stopped_while_it_serves(who: str, phase: str, shared
             with suppress(psutil.Error):
                 stopped.resume()
     again = await serves(shared.endpoint, short)
+    async with Client(shared.endpoint) as client:
+        wanted = await answer(client, phase, first=first)
     tell(stopped=who, phase=phase, client=seen.end, seconds=seen.seconds, gap=seen.gap,
          killed=None if who == "up" else killed, serves=time.monotonic() - at if again else 0.0)  # fmt: skip
     if who == "coordinator":
@@ -238,13 +241,13 @@ def started(up: "subprocess.Popen[str]", home: Path, who: str, phase: str) -> ps
     """The process, once it is there and in this phase."""
     cluster = Running(up, "", home)
     deadline = time.monotonic() + READY_S
-    awaited = {"up": "coordinator", "coordinator": "coordinator"}.get(who, who)
+    awaited = who if who != "up" else "coordinator"
     while awaited not in cluster.children():
         assert time.monotonic() < deadline
         assert up.poll() is None
     if phase == "loading":
         assert up.stderr is not None
-        while "…" not in up.stderr.readline():
+        while not (line := up.stderr.readline()).endswith("…\n") or (who.startswith("stage") and who not in line):
             assert time.monotonic() < deadline
     return process(cluster, who)
 
