@@ -6,10 +6,11 @@ Each cell prints one JSON line: who was stopped, when, what the client saw, how 
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,8 @@ SEEN_S = 30.0
 READY_S = 120.0
 """60 s for a process to get ready, and those of its successor."""
 GRACE_S = 6.0
+ORPHAN_S = 5.0
+"""No process outlives its parent by more."""
 WHO = ("up", "coordinator", "stage0", "stage1")
 
 
@@ -223,6 +226,38 @@ async def test_a_stage_that_goes_on_after_it_was_given_up_is_not_obeyed_as_what_
     tell(stopped="stage1 and up", phase="decode", client=seen.end, seconds=seen.seconds, given_up=given_up)
     assert (seen.end, seen.ids) == ("length", wanted)
     await serves(shared.endpoint, wanted)
+
+
+# ---- killed parents -------------------------------------------------------------------------------------------------
+
+
+def ports(processes: list[psutil.Process]) -> list[int]:
+    return [port.laddr.port for one in processes for port in one.net_connections("tcp") if port.status == "LISTEN"]
+
+
+@pytest.mark.parametrize("who", ["stage0", "coordinator", "up"])
+def test_nothing_outlives_a_killed_process_and_its_ports_are_free(who: str, shared: Running) -> None:
+    """Of `zrt up` every process is a descendant; so it comes last."""
+    deadline = time.monotonic() + READY_S
+    while len(shared.children()) < 3 or len(ports([process(shared, who)])) + (who == "up") < 1:
+        assert time.monotonic() < deadline
+    killed = process(shared, who)
+    descendants = [killed, *killed.children(recursive=True)]
+    taken = ports(descendants)
+    at = time.monotonic()
+    killed.kill()
+    if who == "up":
+        shared.process.wait()
+    assert gone(descendants, ORPHAN_S)
+    seconds = time.monotonic() - at
+    for port in taken if who != "coordinator" else []:  # that one's successor comes back where it was
+        with closing(socket.socket()) as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))
+    tell(killed=who, processes=len(descendants), ports=len(taken), seconds=seconds)
+    assert len(descendants) >= (4 if who == "up" else 1)
+    if who == "up":
+        assert family(shared.home) == []
 
 
 # ---- while it starts ------------------------------------------------------------------------------------------------
