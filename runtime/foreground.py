@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -59,6 +60,16 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         mute(sys.stderr)
+
+
+def listens(stream: TextIO) -> bool:
+    """Whether a line can be written now. A pager or a terminal that is paused takes none, and whoever writes is held up."""
+    ready = select.poll()
+    try:
+        ready.register(stream.fileno(), select.POLLOUT)
+        return bool(ready.poll(0))
+    except (OSError, ValueError):
+        return True  # no descriptor that could be waited for: it does not hold anybody up
 
 
 def mute(stream: TextIO) -> None:

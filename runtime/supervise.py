@@ -38,11 +38,16 @@ class Death(Struct, frozen=True):
     exit: int
     restarting: bool
     words: str
+    late_s: float = 0.0
+    """It was killed since it was not ready after so many seconds."""
 
     def __str__(self) -> str:
-        how = f"was ended by signal {-self.exit}" if self.exit < 0 else f"ended with status {self.exit}"
+        how = f"was not ready within {self.late_s:g} s and was killed" if self.late_s else self._ended()
         last = f"; its last words:\n{self.words}" if self.words else ""
         return f"{self.name} (process {self.pid}) {how}{last}"
+
+    def _ended(self) -> str:
+        return f"was ended by signal {-self.exit}" if self.exit < 0 else f"ended with status {self.exit}"
 
 
 class Child:
@@ -154,7 +159,8 @@ class Child:
         fault = process.ready.fault if process.ready is not None else None
         pause = self._pause() if fault is None else None
         incarnation = process.ready.incarnation if process.ready is not None else 0
-        death = Death(self.name, incarnation, process.pid, process.exit, pause is not None, process.words)
+        late = self._ready_s if self._late else 0.0
+        death = Death(self.name, incarnation, process.pid, process.exit, pause is not None, process.words, late)
         if pause is not None:
             self._next = self._loop.call_later(pause, self._start_again)
         elif fault is not None:

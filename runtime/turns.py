@@ -78,11 +78,11 @@ class TurnQueue:
         """Return a step that could not run: it goes before its session's others."""
         self._slots.setdefault(step.slot, {}).setdefault(step.key, deque()).appendleft(step)
 
-    def drop(self, key: Hashable) -> int:
-        """Forget the waiting steps of a session; how many there were."""
+    def drop(self, key: Hashable) -> list[Waiting]:
+        """Forget the waiting steps of a session, and return them."""
         for away in self._away.values():
             away.pop(key, None)
-        return sum(len(sessions.pop(key, ())) for sessions in self._slots.values())
+        return [step for sessions in self._slots.values() for step in sessions.pop(key, ())]
 
     def due(self) -> float | None:
         """When the first slot that has steps, and waits for others on their way, waits no longer."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import zmq
 from clusters import Local, local_cluster
 
 from zrt.actors.block_server import BlockServer
@@ -15,6 +16,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Close, Credit, Filled, Open, Opened, Sampled, StepFailed
 from zrt.runtime.messages.header import Step
 from zrt.runtime.messages.inference import InferenceRequest
+from zrt.runtime.wire import decode_response, encode_inference
 
 PROMPT = [5, 17, 99, 3, 42]
 WAIT_S = 20.0
@@ -157,3 +159,89 @@ async def test_one_bad_step_fails_alone(hub: Hub) -> None:
     hub.step(1, 1, 0, PROMPT)
     heard = [await hub.next(), await hub.next()]
     assert sorted(type(message).__name__ for message in heard) == ["Sampled", "StepFailed"]
+
+
+# ---- what must not be obeyed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"length": 10**15, "tokens": []}, "context_exceeded"),
+        ({"page_keys": [7, 7]}, "bad_request"),
+        ({"page_keys": list(range(1000))}, "bad_request"),
+        ({"stage": 3}, "bad_request"),
+        ({"tokens": [1, 2]}, "bad_request"),
+    ],
+)
+async def test_an_open_that_makes_no_sense_leaves_nothing(hub: Hub, change: dict[str, object], kind: str) -> None:
+    message = Open(1, 1, 0, 0, [hub.server.address], len(PROMPT), tokens=PROMPT, prompt_length=len(PROMPT))
+    for field, value in change.items():
+        setattr(message, field, value)
+    with pytest.raises(ZrtError) as raised:
+        await hub.actor.ask(hub.server.address, message, timeout=WAIT_S)
+    assert raised.value.kind == kind
+    assert len(hub.server.routed) == 0
+
+
+async def test_an_open_for_which_there_is_no_place_leaves_nothing(hub: Hub) -> None:
+    for session in range(64):
+        await hub.open(session + 1, 1)
+    with pytest.raises(ZrtError) as raised:
+        await hub.open(65, 1)
+    assert raised.value.kind == "overloaded"
+    assert len(hub.server.routed) == 64
+
+
+async def test_steps_of_a_process_that_is_not_on_the_route_are_dropped(hub: Hub) -> None:
+    """It knows the session and its epoch, and speaks in the coordinator's name, but is another incarnation."""
+    await hub.open(1, 1, credit=6)
+    stranger = Actor("coordinator")
+    await stranger.start()
+    data = memoryview(array("I", [9, 9])).cast("B")
+    for session in (1, 77):
+        request = InferenceRequest(session, 0, "token_ids", [2], data)
+        stranger.tell(hub.server.address, request, steps=[Step(session, 1, 0, 2)], dtype="uint32")
+    for order in (Close(1, 9), Credit(1, 1, 50)):
+        with pytest.raises(ZrtError) as raised:
+            await stranger.ask(hub.server.address, order, timeout=WAIT_S)
+        assert raised.value.kind == "unauthorized"
+    assert hub.server.turns.tally.dropped_stale == 2
+    hub.step(1, 1, 0, PROMPT)
+    assert (await hub.sampled())[:2] == (1, 5)
+    await stranger.stop()
+
+
+async def test_bare_sessions_of_strangers_give_way(hub: Hub) -> None:
+    """They may come in any number; what the coordinator opens finds room all the same."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(hub.server.endpoint)
+        for session in range(200):
+            frame = encode_inference(InferenceRequest(session, 0, "token_ids", [2], memoryview(bytes(8))))
+            socket.send(frame)
+            reply = decode_response(await asyncio.to_thread(socket.recv))
+            assert reply.error is None or reply.error.startswith("overloaded: ")
+        assert len(hub.server.bare) == 64
+        assert await hub.open(1, 1, credit=6) == 0
+        hub.step(1, 1, 0, PROMPT)
+        assert (await hub.sampled())[:2] == (1, 5)
+        assert len(hub.server.bare) == 63
+
+
+async def test_a_bare_request_that_is_refused_is_no_session(hub: Hub) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(hub.server.endpoint)
+        kinds = set()
+        for request in (
+            InferenceRequest(1, 7, "token_ids", [1], memoryview(bytes(4))),
+            InferenceRequest(2, 0, "token_ids", [1], memoryview(b"\xff\xff\0\0")),
+            InferenceRequest(3, 0, "token_ids", [257], memoryview(bytes(4 * 257))),
+            InferenceRequest(4, 0, "token_ids", [30_000], memoryview(bytes(4 * 30_000))),
+        ):
+            socket.send(encode_inference(request))
+            reply = decode_response(await asyncio.to_thread(socket.recv))
+            kinds.add((reply.error or "").partition(":")[0])
+        assert kinds == {"kv_gap", "bad_request", "context_exceeded", "too_large"}
+    assert len(hub.server.bare) == 0

@@ -1,9 +1,11 @@
 """Pages are named by the whole history up to their end."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zrt.runtime.page_keys import PageKeys
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.page_keys import PageKeys, check_keys
 
 tokens = st.lists(st.integers(0, 3), max_size=40)
 
@@ -32,3 +34,11 @@ def test_another_model_has_other_keys() -> None:
     assert not set(keys([1] * 16)) & set(keys([1] * 16, "other"))
     assert len(keys([1] * 16)) == len(set(keys([1] * 16))) == 4
     assert keys([1, 2, 3]) == []
+
+
+@pytest.mark.parametrize("history", [[1, 2, 3, 4], [1, 2, 1]], ids=["too many", "one twice"])
+def test_keys_that_no_history_has_are_refused(history: list[int]) -> None:
+    check_keys([1, 2, 3], 3)
+    with pytest.raises(ZrtError) as raised:
+        check_keys(history, 3)
+    assert raised.value.kind == "bad_request"

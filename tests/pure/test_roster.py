@@ -4,7 +4,7 @@ import pytest
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Beat, Fault, Load, LoadProgress, Register, StateChanged
-from zrt.runtime.roster import Roster, seats
+from zrt.runtime.roster import MOST, Roster, seats
 
 PLAN = seats([(0, 14), (15, 29)], [1, 2])
 
@@ -132,3 +132,21 @@ def test_people_see_also_who_is_awaited() -> None:
         ("stage1.0", "blank", 1, 2000),
         ("stage1.1", "starting", 1, 0),
     ]
+
+
+def test_a_cluster_has_one_parent() -> None:
+    roster = Roster(PLAN)
+    parent = Register("supervisor", "tcp://127.0.0.1:1", 1, "host", "ready")
+    roster.register(Address("up", 1, ""), parent, 0.0)
+    roster.register(Address("up", 1, ""), parent, 0.0)
+    with pytest.raises(ZrtError, match=r"up \(process 1 on host\) is the parent here"):
+        roster.register(Address("another", 2, ""), parent, 0.0)
+
+
+def test_processes_are_bounded_in_number() -> None:
+    roster = Roster(PLAN)
+    for number in range(MOST):
+        join(roster, f"stranger{number}")
+    with pytest.raises(ZrtError) as raised:
+        join(roster, "one too many")
+    assert raised.value.kind == "overloaded"
