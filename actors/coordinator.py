@@ -1,7 +1,7 @@
 """The coordinator: registers processes, gives block servers their blocks, takes clients' sessions and streams their tokens.
 
 Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers: StateChanged, LoadProgress, Sampled, Filled, StepFailed.
-Receives from clients (single frames, messages/client.py): Generate, Cancel, Status, Subscribe, Unsubscribe, Down.
+Receives from clients (single frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Unsubscribe, Down.
 Sends to block servers: Assign, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill, Shutdown. To clients: events.
 
 It computes no tensors and never imports torch.
@@ -29,6 +29,7 @@ from zrt.runtime.messages.client import (
     Error,
     Generate,
     Ok,
+    Resume,
     Status,
     Subscribe,
     Unsubscribe,
@@ -274,6 +275,8 @@ class Coordinator(Actor):
         match request:
             case Generate():
                 await self.generations.start(bare, request)
+            case Resume():
+                self.generations.resume(bare, request)
             case Cancel():
                 self._cancel(bare, request)
                 self._tell_client(bare, Ok(id=request.id))

@@ -13,6 +13,7 @@ class Outlet:
     def __init__(self) -> None:
         self.full = True
         self.taken: list[object] = []
+        self.incarnation = 1
 
     def reply_bare(self, bare: Bare, frame: bytes) -> bool:
         if not self.full:
@@ -27,7 +28,7 @@ def piece(index: int, token: int, logprobs: bool) -> Piece:
 
 def heard(logprobs: bool) -> list[object]:
     outlet = Outlet()
-    delivery = Delivery(outlet, Bare(b"peer", b"", False), "1", 0.0)  # type: ignore[arg-type]
+    delivery = Delivery(outlet, Bare(b"peer", b"", False), "1", 0.0, choice=2)  # type: ignore[arg-type]
     for event in (piece(0, 5, logprobs), Progress(id="1", phase="decoding"), piece(1, 6, logprobs)):
         delivery.send(event, 1.0)
     assert delivery.stalled
