@@ -1,9 +1,9 @@
 """Sessions of foreign peers at a block server: bare KwaaiNet requests, each answered with a bare response, keyed by (peer, session id).
 
-There is no close message, so what is idle too long is forgotten, as in KwaaiNet.
+There is no close message, so what is idle too long is forgotten, as in KwaaiNet; and earlier, least recently used first, when routed
+sessions need the room: the cluster's own work comes first, and strangers may come in any number.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from torch import Tensor
 from zrt.actors.payloads import rows_of
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Actor
+from zrt.runtime.complaints import Complaints
 from zrt.runtime.compute.engine import Engine, Outcome, Work
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
@@ -22,7 +23,8 @@ from zrt.runtime.tensors import to_bytes
 from zrt.runtime.turns import Waiting
 from zrt.runtime.wire import decode_inference, encode_response
 
-log = logging.getLogger(__name__)
+SPARE_BYTES = 64 * 1024
+"""Room in a bare request for all that is not its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,14 @@ class BareStep:
     parts: list[Tensor] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class BareSession:
+    """`used` is when a request last came (monotonic seconds), `waiting` how many have not been answered."""
+
+    used: float
+    waiting: int = 0
+
+
 class BareSessions:
     """`ready` gives the engine, or raises what the peer is told."""
 
@@ -49,21 +59,30 @@ class BareSessions:
         self._actor = actor
         self._loop = loop
         self._ready = ready
-        self._used: dict[BareKey, float] = {}
+        self._sessions: dict[BareKey, BareSession] = {}  # least recently used first
+        self._complaints = Complaints(actor.name)
 
     def __len__(self) -> int:
-        return len(self._used)
+        return len(self._sessions)
 
     def on_request(self, bare: Bare) -> None:
         try:
+            engine = self._ready()
+            _check_size(bare, engine)
             request = decode_inference(bare.frame)
-            rows = rows_of(self._ready(), request, "float16")
+            rows = rows_of(engine, request, "float16")
+            if request.seq_pos + len(rows) > engine.cache.context:
+                text = f"seq_pos {request.seq_pos} + {len(rows)} tokens, the context holds {engine.cache.context}"
+                raise ZrtError("context_exceeded", text)
         except ZrtError as error:
             self._refuse(bare, error)
             return
         now = time.monotonic()
         key = BareKey(bare.peer, request.session_id)
-        self._used[key] = now
+        session = self._sessions.pop(key, None) or BareSession(now)
+        session.used = now
+        session.waiting += 1
+        self._sessions[key] = session
         self._loop.add(Waiting(key, request.seq_pos, len(rows), rows, now, origin=BareStep(bare, len(rows))))
 
     def work(self, engine: Engine, step: Waiting) -> Work:
@@ -72,12 +91,19 @@ class BareSessions:
             step.key, step.seq_pos, step.n, step.rows, logits=engine.shard.is_last and ends, opens=step.origin.left
         )
 
-    def deliver(self, turn: Turn, step: Waiting, outcome: Outcome) -> None:
+    async def deliver(self, turn: Turn, step: Waiting, outcome: Outcome) -> None:
         """Reply once the last part of a request has run."""
         origin: BareStep = step.origin
+        assert isinstance(step.key, BareKey)
         if outcome.fault is not None:
-            self._loop.drop(step.key)
             self._refuse(origin.bare, outcome.fault)
+            for later in self._loop.drop(step.key):
+                if later.origin is not origin:
+                    self._refuse(later.origin.bare, outcome.fault)
+            if outcome.have == 0:  # nothing is lost with it
+                await self._forget(step.key)
+            elif step.key in self._sessions:
+                self._sessions[step.key].waiting = 0
             return
         origin.left -= step.n
         output = turn.result.output
@@ -88,16 +114,28 @@ class BareSessions:
             return
         rows = (origin.parts[0] if len(origin.parts) == 1 else torch.cat(origin.parts)).unsqueeze(0)
         kind: ResponseType = "logits" if turn.engine.shard.is_last else "hidden_states"
-        assert isinstance(step.key, BareKey)
+        if step.key in self._sessions:
+            self._sessions[step.key].waiting -= 1
         data = to_bytes(rows, "float16")
         self._reply(origin.bare, InferenceResponse(step.key.session, kind, list(rows.shape), data, None))
 
     async def collect(self, idle_s: float) -> None:
         """Forget sessions that were not used for so long."""
         before = time.monotonic() - idle_s
-        for key in [key for key, used in self._used.items() if used < before]:
-            del self._used[key]
-            await self._loop.release(key)
+        for key in [key for key, session in self._sessions.items() if session.used < before]:
+            await self._forget(key)
+
+    async def make_room(self) -> bool:
+        """Forget the session that was used least recently, of those whose requests are all answered; false if there is none."""
+        key = next((key for key, session in self._sessions.items() if session.waiting == 0), None)
+        if key is None:
+            return False
+        await self._forget(key)
+        return True
+
+    async def _forget(self, key: BareKey) -> None:
+        self._sessions.pop(key, None)
+        await self._loop.release(key)
 
     def _refuse(self, bare: Bare, error: ZrtError) -> None:
         text = WARMING_UP if error.kind == "warming_up" else f"{error.kind}: {error.message}"
@@ -107,4 +145,12 @@ class BareSessions:
         try:
             self._actor.reply_bare(bare, encode_response(response))
         except ZrtError as error:
-            log.warning("a bare peer takes no replies: %s", error)
+            self._complaints.add("reply", f"a bare peer takes no replies: {error}")
+
+
+def _check_size(bare: Bare, engine: Engine) -> None:
+    """ZrtError too_large: more than the longest history takes as an array of integers, KwaaiNet's longest form. Reading it would hold us up."""
+    width = 4 if engine.shard.is_first else 2 * engine.spec.hidden_size
+    most = 2 * width * engine.cache.context + SPARE_BYTES
+    if len(bare.frame) > most:
+        raise ZrtError("too_large", f"a request of {len(bare.frame)} bytes, this stage takes {most}")

@@ -55,9 +55,9 @@ class BlockServer(Member):
         self.threads = threads
         self.assignment: Assignment | None = None
         self.turns = TurnLoop(f"{name}-{device}", threads, work=self._work, deliver=self._deliver)
-        self.routed = RoutedSessions(self, self.turns, self._ready)
         self.bare = BareSessions(self, self.turns, self._ready)
-        self.handle(Assign, self._on_assign)
+        self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room)
+        self.obey(Assign, self._on_assign)
         self.handle_bare(self.bare.on_request)
         self.on_registered(self._on_registered)
 
@@ -65,7 +65,7 @@ class BlockServer(Member):
         configure_threads(self.threads[0])
         self.state = "blank"
         await super().start()
-        self.spawn(self.turns.run(), "turns")
+        self.depend(self.turns.run(), "turns")
         self.every(COLLECT_S, self._collect_idle)
 
     async def stop(self) -> None:
@@ -162,13 +162,11 @@ class BlockServer(Member):
         return self.routed.work(step)
 
     async def _deliver(self, turn: Turn) -> None:
-        routed = []
-        for step, outcome in zip(turn.steps, turn.result.outcomes, strict=True):
+        ran = list(zip(turn.steps, turn.result.outcomes, strict=True))
+        await self.routed.deliver(turn, [pair for pair in ran if not isinstance(pair[0].origin, BareStep)])
+        for step, outcome in ran:
             if isinstance(step.origin, BareStep):
-                self.bare.deliver(turn, step, outcome)
-            else:
-                routed.append((step, outcome))
-        await self.routed.deliver(turn, routed)
+                await self.bare.deliver(turn, step, outcome)
 
     def _collect_idle(self) -> None:
         if self.assignment is not None:

@@ -55,6 +55,7 @@ from zrt.runtime.messages.control import (
 from zrt.runtime.prompts import Prompts
 from zrt.runtime.refusal import WireError
 from zrt.runtime.roster import Roster, Seat, assignment_for, seats, stage_ranges
+from zrt.runtime.sockets import split_endpoint
 from zrt.runtime.wire import MAX_CLIENT_FRAME, decode_client, encode_event
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Coordinator(Actor):
 
     async def start(self) -> None:
         await super().start()
-        self.spawn(self._publish(), "publish")
+        self.depend(self._publish(), "publish")
         self.every(WATCH_S, self._watch)
 
     async def stop(self) -> None:
@@ -163,6 +164,7 @@ class Coordinator(Actor):
         assert isinstance(message, Register)
         header = envelope.header
         address = Address(header.sender, header.incarnation, message.endpoint)
+        split_endpoint(message.endpoint)
         again = self.roster.find(header.sender)
         self.roster.register(address, message, time.monotonic())
         if again is not None:
@@ -203,19 +205,21 @@ class Coordinator(Actor):
 
     def _on_sampled(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, Sampled)
-        self.generations.on_sampled(envelope.body)
+        self.generations.on_sampled(envelope.body, envelope.header.incarnation)
 
     def _on_filled(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, Filled)
-        self.generations.on_filled(envelope.body)
+        self.generations.on_filled(envelope.body, envelope.header.incarnation)
 
     def _on_step_failed(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, StepFailed)
-        self.generations.on_step_failed(envelope.body)
+        self.generations.on_step_failed(envelope.body, envelope.header.incarnation)
 
     def _on_child_died(self, envelope: Envelope) -> Control:
         message = envelope.body
         assert isinstance(message, ChildDied)
+        if self.roster.known(self._sender(envelope)).kind != "supervisor":
+            raise ZrtError("unauthorized", f"{envelope.header.sender} is nobody's parent", self.name)
         self._gone(message.name, message.incarnation)
         if message.restarting:
             self.roster.restarted(message.name)
@@ -240,7 +244,11 @@ class Coordinator(Actor):
         """Processes that stopped beating, less what this loop itself was late."""
         now = time.monotonic()
         for entry in self.roster.silent(now, SUSPICION_S + self.lag_ms / 1000):
-            log.warning("%s has been silent for %.1f s", entry.address.name, now - entry.last_beat)
+            text = f"{entry.address.name} has been silent for {now - entry.last_beat:.1f} s"
+            if entry.beaten:
+                log.warning(text)
+            else:
+                self._complaints.add("never beat", text)
             for supervisor in self.roster.of_kind("supervisor"):
                 if supervisor is not entry:
                     self._tell_process(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
@@ -263,7 +271,10 @@ class Coordinator(Actor):
         except WireError as error:
             self._tell_client(bare, Error(id=error.id, kind=error.kind, message=error.message, where=self.name))
             return
-        self.spawn(self._serve(bare, request), f"client {request.id}")
+        try:
+            self.spawn(self._serve(bare, request), f"client {request.id}")
+        except ZrtError as error:
+            self._tell_client(bare, Error(id=request.id, kind=error.kind, message=error.message, where=self.name))
 
     async def _serve(self, bare: Bare, request: ClientRequest) -> None:
         try:

@@ -262,10 +262,11 @@ class Generations:
 
     # ---- what the stages say ------------------------------------------------------------------------------------
 
-    def on_sampled(self, message: Sampled) -> None:
+    def on_sampled(self, message: Sampled, sender: int) -> None:
+        """`sender` is the incarnation that says so, here and below."""
         now = time.monotonic()
         for sampled in message.tokens:
-            generation = self._current(sampled.session, sampled.epoch)
+            generation = self._current(sampled.session, sampled.epoch, sender)
             if generation is not None:
                 self._take(generation, sampled, now)
 
@@ -289,15 +290,15 @@ class Generations:
         if session.state is State.DECODING:
             self._routing.renew(generation, self._admission.rebalance(session.id))
 
-    def on_filled(self, message: Filled) -> None:
-        generation = self._current(message.session, message.epoch)
+    def on_filled(self, message: Filled, sender: int) -> None:
+        generation = self._current(message.session, message.epoch, sender)
         if generation is not None:
             generation.progressed = time.monotonic()
             generation.filled = max(generation.filled, message.upto)
             generation.progress()
 
-    def on_step_failed(self, message: StepFailed) -> None:
-        generation = self._current(message.session, message.epoch)
+    def on_step_failed(self, message: StepFailed, sender: int) -> None:
+        generation = self._current(message.session, message.epoch, sender)
         if generation is None:
             return
         fault = message.fault
@@ -305,9 +306,14 @@ class Generations:
             return  # the step is parked there, and runs when pages come back
         self._routing.retry(generation, message.epoch, ZrtError.of(fault.kind, fault.message, fault.where))
 
-    def _current(self, session: int, epoch: int) -> Generation | None:
+    def _current(self, session: int, epoch: int, sender: int) -> Generation | None:
+        """The generation, if it still runs in this epoch and the sender is on its route."""
         generation = self._live.get(session)
-        if generation is None or generation.session.epoch != epoch:
+        if (
+            generation is None
+            or generation.session.epoch != epoch
+            or all(address.incarnation != sender for address in generation.session.route)
+        ):
             self.dropped_stale += 1
             return None
         return generation

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -69,11 +70,22 @@ def run_coordinator(path: Path | None, *, model: str | None, stages: int | None,
     _run(make)
 
 
+class Words(logging.Handler):
+    """Lines on stderr. What a full pipe does not take is dropped: a parent that hangs must not hold its children up."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(BlockingIOError):
+            os.write(sys.stderr.fileno(), f"{self.format(record)}\n".encode(errors="replace"))
+
+
 def _run(make: Callable[[], "Actor"]) -> NoReturn:
     told = READY_FD in os.environ  # a parent hears of a fault, and says it better than we
     lifeline = hold()
+    if told:
+        os.set_blocking(sys.stderr.fileno(), False)  # a pipe of our own
+    words: list[logging.Handler] = [Words()]
     logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True
+        level=logging.WARNING, handlers=words, format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True
     )
     from zrt.runtime.process import run_actor
 

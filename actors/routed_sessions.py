@@ -3,11 +3,10 @@
 Results go straight to the next stage; the last stage samples, tells the coordinator, and closes the ring to the first.
 """
 
-import logging
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from zrt.actors.payloads import rows_of
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
+from zrt.runtime.complaints import Complaints
 from zrt.runtime.compute.engine import Engine, Outcome, Work
 from zrt.runtime.compute.sampling import Sampler
 from zrt.runtime.errors import ZrtError
@@ -37,11 +37,10 @@ from zrt.runtime.messages.control import (
 )
 from zrt.runtime.messages.header import HopTime, Step
 from zrt.runtime.messages.inference import InferenceRequest
+from zrt.runtime.page_keys import check_keys
 from zrt.runtime.stage import StageSession
 from zrt.runtime.tensors import to_bytes
 from zrt.runtime.turns import Waiting
-
-log = logging.getLogger(__name__)
 
 SEND_DEADLINE_S = 30.0  # how long a full outbox to the next stage may stay full
 
@@ -55,16 +54,25 @@ class Routed:
 
 
 class RoutedSessions:
-    """The table of sessions by id. `ready` gives the engine, or raises what the sender is told."""
+    """The table of sessions by id. `ready` gives the engine, or raises what the sender is told; `make_room` frees KV memory that serves
+    somebody else, and is false if there is none."""
 
-    def __init__(self, actor: Member, loop: TurnLoop, ready: Callable[[], Engine]) -> None:
+    def __init__(
+        self,
+        actor: Member,
+        loop: TurnLoop,
+        ready: Callable[[], Engine],
+        make_room: Callable[[], Awaitable[bool]],
+    ) -> None:
         self._actor = actor
         self._loop = loop
         self._ready = ready
+        self._make_room = make_room
+        self._complaints = Complaints(actor.name)
         self._sessions: dict[int, StageSession] = {}
-        actor.handle(Open, self._on_open)
-        actor.handle(Credit, self._on_credit)
-        actor.handle(Close, self._on_close)
+        actor.obey(Open, self._on_open)
+        actor.obey(Credit, self._on_credit)
+        actor.obey(Close, self._on_close)
         actor.handle(InferenceRequest, self._on_step)
 
     def __len__(self) -> int:
@@ -89,22 +97,39 @@ class RoutedSessions:
             self._loop.tally.dropped_stale += 1
             raise ZrtError("cancelled", f"epoch {message.epoch} is over, {known.epoch} runs")
         session = StageSession.opened(message)
+        _check_size(message, engine)
         if session.is_last:
             session.sampler = _sampler(message, engine.spec.vocab_size)
         self._sessions[message.session] = session
         self._loop.drop(message.session)
-        have = await self._loop.lane.run(
-            engine.open, message.session, message.length, message.page_keys, message.prompt_length
-        )
+        try:
+            have = await self._reserve(engine, message)
+        except Exception:
+            if self._sessions.get(message.session) is session:
+                self._forget(message.session)
+            raise
         if self._sessions.get(message.session) is not session:
             raise ZrtError("cancelled", f"epoch {message.epoch} was overtaken")
         return Opened(have)
+
+    async def _reserve(self, engine: Engine, message: Open) -> int:
+        """A place in the engine's cache, before all others: how much of the history it holds."""
+        while True:
+            try:
+                return await self._loop.lane.run(
+                    engine.open, message.session, message.length, message.page_keys, message.prompt_length
+                )
+            except ZrtError as error:
+                if error.kind != "overloaded" or not await self._make_room():
+                    raise
 
     def _on_close(self, envelope: Envelope) -> Control:
         message = envelope.body
         assert isinstance(message, Close)
         known = self._sessions.get(message.session)
         if known is not None and known.epoch <= message.epoch:
+            if self._loop.engine is not None:
+                check_keys(message.page_keys, self._loop.engine.max_pages)
             self._forget(message.session, message.page_keys)
         return Done()
 
@@ -121,27 +146,35 @@ class RoutedSessions:
             self._send_tokens(session.next, [(step, token)])
 
     def _on_step(self, envelope: Envelope) -> None:
-        """Queue the steps of one message; a step of an older epoch is dropped, one of a session that is not open answered `kv_gap`."""
+        """Queue the steps of one message. The coordinator hears `kv_gap` of its own steps of a session that is not open; steps of an older
+        epoch, or of a process that does not stand before this one on the session's route, are dropped.
+        """
         request = envelope.body
         assert isinstance(request, InferenceRequest)
-        steps = envelope.header.steps
+        from_coordinator = self._actor.is_coordinator(envelope)
+        taken: list[tuple[StageSession, Step, int]] = []
+        row = 0
+        for step in envelope.header.steps:
+            session = self._sessions.get(step.session)
+            if session is None and from_coordinator:
+                self._steps_failed([step], ZrtError("kv_gap", "this session is not open here"))
+            elif session is None or session.epoch != step.epoch:
+                self._loop.tally.dropped_stale += 1
+            elif envelope.header.incarnation == session.before.incarnation or (from_coordinator and session.stage == 0):
+                taken.append((session, step, row))
+            else:
+                self._loop.tally.dropped_stale += 1
+            row += step.n
+        if not taken:
+            return
         try:
             rows = rows_of(self._ready(), request, envelope.header.dtype)
         except ZrtError as error:
-            self._steps_failed(steps, error)
+            self._steps_failed([step for _, step, _ in taken], error)
             return
         now = time.monotonic()
-        row = 0
-        for step in steps:
-            part = rows[row : row + step.n]
-            row += step.n
-            session = self._sessions.get(step.session)
-            if session is None:
-                self._steps_failed([step], ZrtError("kv_gap", "this session is not open here"))
-            elif session.epoch != step.epoch:
-                self._loop.tally.dropped_stale += 1
-            else:
-                self._loop.add(_waiting(session, step, part, now))
+        for session, step, row in taken:
+            self._loop.add(_waiting(session, step, rows[row : row + step.n], now))
 
     # ---- turns --------------------------------------------------------------------------------------------------
 
@@ -155,6 +188,7 @@ class RoutedSessions:
         hidden: dict[Address, list[tuple[Step, Tensor]]] = defaultdict(list)
         ring: dict[Address, list[tuple[Step, int]]] = defaultdict(list)
         sampled: list[SampledToken] = []
+        failed: list[tuple[StageSession, Waiting, Outcome]] = []
         output = turn.result.output
         for step, outcome in ran:
             origin: Routed = step.origin
@@ -163,7 +197,7 @@ class RoutedSessions:
                 self._loop.tally.dropped_stale += 1
                 continue
             if outcome.fault is not None:
-                self._step_failed(session, step, outcome)
+                failed.append((session, step, outcome))
                 continue
             hop = HopTime(int((turn.started - step.arrived) * 1e6), turn.spent_us)
             onward = session.onward(origin.step, step.seq_pos, step.n, hop)
@@ -184,6 +218,9 @@ class RoutedSessions:
             self._report(Sampled(sampled))
         for address, delivery in hidden.items():
             await self._send_hidden(turn.engine, address, delivery)
+        for session, step, outcome in failed:
+            if self._sessions.get(session.session) is session:
+                await self._step_failed(session, step, outcome)
 
     def _send_tokens(self, address: Address, tokens: list[tuple[Step, int]]) -> None:
         """Close the ring: the tokens become the first stage's next steps. A ring of one stage needs no socket."""
@@ -218,11 +255,13 @@ class RoutedSessions:
 
     # ---- what the coordinator hears -----------------------------------------------------------------------------
 
-    def _step_failed(self, session: StageSession, step: Waiting, outcome: Outcome) -> None:
+    async def _step_failed(self, session: StageSession, step: Waiting, outcome: Outcome) -> None:
         error = outcome.fault
         assert error is not None
         if error.kind == "kv_full":
             self._loop.park(step)
+            if await self._make_room():
+                return  # what is parked is tried again
         fault = Fault(error.kind, error.message, error.where or self._actor.name)
         self._report(StepFailed(session.session, session.epoch, session.stage, outcome.have, fault))
 
@@ -237,11 +276,20 @@ class RoutedSessions:
         try:
             self._actor.tell_coordinator(message)
         except ZrtError as error:
-            log.warning("%s: the coordinator does not take a %s: %s", self._actor.name, type(message).__name__, error)
+            what = type(message).__name__
+            self._complaints.add(what, f"the coordinator does not take a {what}: {error}")
 
 
 def _waiting(session: StageSession, step: Step, rows: Tensor, now: float) -> Waiting:
     return Waiting(step.session, step.seq_pos, step.n, rows, now, step.slot, Routed(session, step))
+
+
+def _check_size(message: Open, engine: Engine) -> None:
+    """ZrtError context_exceeded, bad_request: more than a session can have."""
+    if message.length > engine.cache.context:
+        text = f"open: a history of {message.length} tokens, the context holds {engine.cache.context}"
+        raise ZrtError("context_exceeded", text)
+    check_keys(message.page_keys, engine.max_pages)
 
 
 def _sampler(message: Open, vocab: int) -> Sampler:

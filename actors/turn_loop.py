@@ -69,9 +69,11 @@ class TurnLoop:
         """Keep a step that found no KV page, until some come back."""
         self._parked.setdefault(step.key, []).append(step)
 
-    def drop(self, key: Hashable) -> None:
-        """Forget the session's steps; they are counted as stale."""
-        self.tally.dropped_stale += self._queue.drop(key) + len(self._parked.pop(key, ()))
+    def drop(self, key: Hashable) -> list[Waiting]:
+        """Forget the session's steps and return them; they are counted as stale."""
+        dropped = self._queue.drop(key) + self._parked.pop(key, [])
+        self.tally.dropped_stale += len(dropped)
+        return dropped
 
     async def release(self, key: Hashable, names: Sequence[int] | None = None) -> None:
         """Free the session's KV (pages with names stay as cache); parked steps are tried again with what came back."""

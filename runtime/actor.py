@@ -71,6 +71,7 @@ class Actor:
         self.endpoint = ""
         self.counters = Counters()
         self.ended = asyncio.Event()
+        self.failed = False
         self._listen = listen
         self._advertise = advertise
         self._limit = limit
@@ -114,6 +115,9 @@ class Actor:
         self._links = Links(sockets, self._routing_id, self._on_reply, self._on_lost)
         self._mailbox = Mailbox(router, self._on_frames, routed=True, limit=self._limit)
 
+    async def there(self) -> None:
+        """Wait until others can find this actor: once it has started, unless a subclass knows better."""
+
     async def stop(self) -> None:
         """End what the actor owns: timers, tasks (cancelled and awaited), open questions (`cancelled`), sockets."""
         sockets, self._sockets = self._sockets, None
@@ -135,6 +139,16 @@ class Actor:
         ZrtError cancelled: the actor is stopping; overloaded: too many are running.
         """
         return self._tasks.spawn(coro, name)
+
+    def depend(self, coro: Coroutine[Any, Any, None], name: str) -> None:
+        """As `spawn`, for a task the actor is of no use without: if it fails, the actor ends (`ended`, `failed`), rather than live on idle."""
+
+        def over(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and task.exception() is not None:
+                self.failed = True
+                self.ended.set()
+
+        self.spawn(coro, name).add_done_callback(over)
 
     def every(self, seconds: float, fn: Callable[[], None]) -> Periodic:
         """Call `fn` every `seconds` on the loop until `stop` or its `cancel()`; how late it was goes into `lag_ms`."""

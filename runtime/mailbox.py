@@ -7,6 +7,7 @@ retry what a peer had no room for at every wake-up (a ROUTER's POLLOUT says noth
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 TURN: Final = 64
 """Messages read before the loop gets its turn."""
+TURN_S: Final = 0.01
+"""Seconds after which it gets its turn in any case: a few messages may be long ones."""
 RETRY_S: Final = 0.01
 LEND: Final = 256 * 1024
 """Frames from this size on are lent to libzmq rather than copied: below, the copy is cheaper than the bookkeeping (measured)."""
@@ -188,6 +191,7 @@ class Mailbox:
     def _read(self, most: int) -> bool:
         """Hand on at most `most` messages; True if there may be more."""
         receive = self._socket.recv
+        late = time.monotonic() + TURN_S
         self._reading = True
         try:
             for _ in range(most):
@@ -204,6 +208,8 @@ class Mailbox:
                     log.exception("a message could not be handled")
                 if self._closed:
                     return False
+                if time.monotonic() > late:
+                    break
         finally:
             self._reading = False
         return True

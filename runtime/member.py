@@ -4,10 +4,14 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
-from zrt.runtime.actor import Actor, Envelope
+from msgspec import Struct
+
+from zrt.runtime.actor import Actor, Answer, Envelope, Handler
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.link import Link
 from zrt.runtime.messages.control import (
@@ -22,6 +26,7 @@ from zrt.runtime.messages.control import (
     Registered,
     Shutdown,
 )
+from zrt.runtime.outbox import Frames
 from zrt.runtime.periodic import Periodic
 from zrt.runtime.wire import MAX_CLIENT_FRAME, MAX_FRAME, Body
 
@@ -40,8 +45,9 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 class Member(Actor):
     """`join` is the coordinator's endpoint: configured, so its link comes back with the coordinator.
 
-    `start` returns when the mailbox is bound; `registered` is set while the coordinator knows this incarnation. A subclass says what it is in
-    `registration()` and `load()`. `Shutdown` sets `ended`.
+    `start` returns when the mailbox is bound; `registered` is set while the coordinator knows this incarnation, `heard` is when it last
+    answered anything (monotonic seconds). A subclass says what it is in `registration()` and `load()`. The coordinator's `Shutdown` sets
+    `ended`.
     """
 
     def __init__(
@@ -59,11 +65,12 @@ class Member(Actor):
         self.state: ActorState = "starting"
         self.coordinator = Address("coordinator", 0, join)
         self.registered = asyncio.Event()
+        self.heard = time.monotonic()
         self._up = asyncio.Event()
         self._astray = asyncio.Event()
         self._on_registered_fns: list[Callable[[bool], None]] = []
         self._on_lost_fns: list[Callable[[], None]] = []
-        self.handle(Shutdown, self._on_shutdown)
+        self.obey(Shutdown, self._on_shutdown)
 
     async def start(self) -> None:
         await super().start()
@@ -73,13 +80,17 @@ class Member(Actor):
             self.coordinator.endpoint,
             self._routing_id,
             limit=MAX_CLIENT_FRAME,
-            on_message=self._on_reply,
+            on_message=self._on_answer,
             on_up=lambda _: self._up.set(),
             on_down=self._on_link_down,
             reconnect=True,
             lost_kind="coordinator_lost",
         )
-        self.spawn(self._membership(), "membership")
+        self.depend(self._membership(), "membership")
+
+    async def there(self) -> None:
+        """Until the coordinator knows it: from then on its silence is noticed."""
+        await self.registered.wait()
 
     async def stop(self) -> None:
         if self._sockets is not None:
@@ -97,6 +108,41 @@ class Member(Actor):
     def load(self) -> Load | None:
         """What each beat carries."""
         return None
+
+    def obey(self, body_type: type[Control], fn: Handler) -> None:
+        """As `handle`, for what the coordinator alone may send: from anyone else, or from one that is not ours any more, it is counted as
+        stale and refused as `unauthorized`.
+        """
+
+        def checked(envelope: Envelope) -> Answer | Awaitable[Answer]:
+            if self.is_coordinator(envelope):
+                return fn(envelope)
+            if self.registered.is_set():
+                raise self._not_obeyed(envelope)
+            return self._obey_later(envelope, fn)
+
+        self.handle(body_type, checked)
+
+    def is_coordinator(self, envelope: Envelope) -> bool:
+        """Whether the coordinator that knows this process sent it."""
+        return self.coordinator.incarnation != 0 and envelope.header.incarnation == self.coordinator.incarnation
+
+    async def _obey_later(self, envelope: Envelope, fn: Handler) -> Answer:
+        """A new coordinator's first order may be here before its answer to our registration."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REGISTER_S):
+                await self.registered.wait()
+        if not self.is_coordinator(envelope):
+            raise self._not_obeyed(envelope)
+        answer = fn(envelope)
+        return answer if answer is None or isinstance(answer, Struct) else await answer
+
+    def _not_obeyed(self, envelope: Envelope) -> ZrtError:
+        self.counters.stale += 1
+        what = type(envelope.body).__name__
+        return ZrtError(
+            "unauthorized", f"{what} is taken from the coordinator this process has joined alone", self.name
+        )
 
     def on_registered(self, fn: Callable[[bool], None]) -> None:
         """`fn(again)` after every registration; `again` is true when this very incarnation of the coordinator took us before."""
@@ -118,6 +164,10 @@ class Member(Actor):
         if not self.registered.is_set():
             raise ZrtError("coordinator_lost", f"not registered at {self.coordinator.endpoint}", self.name)
         return await self._ask(self._joined, self.coordinator, body, timeout)
+
+    def _on_answer(self, link: Link, frames: Frames) -> None:
+        self.heard = time.monotonic()
+        self._on_reply(link, frames)
 
     # ---- joining ----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,16 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
 
+from zrt.runtime.errors import ZrtError
+
+
+def check_keys(keys: Sequence[int], most: int) -> None:
+    """ZrtError bad_request: not the keys of one history of at most `most` pages, which are all different."""
+    if len(keys) > most:
+        raise ZrtError("bad_request", f"page_keys: {len(keys)} of a history that has at most {most} full pages")
+    if len(set(keys)) != len(keys):
+        raise ZrtError("bad_request", "page_keys: a key is there twice")
+
 
 class PageKeys:
     """The keys of one growing history. `model` names everything the numbers depend on besides the tokens."""

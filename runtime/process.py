@@ -58,8 +58,13 @@ async def _live(actor: Actor, lifeline: Lifeline) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told, number)
     await actor.start()
-    lifeline.ready(actor.endpoint, actor.incarnation)
-    await actor.ended.wait()
+    ended = asyncio.ensure_future(actor.ended.wait())
+    there = asyncio.ensure_future(actor.there())
+    await asyncio.wait({ended, there}, return_when=asyncio.FIRST_COMPLETED)
+    there.cancel()
+    if not actor.ended.is_set():
+        lifeline.ready(actor.endpoint, actor.incarnation)
+    await ended
     try:
         async with asyncio.timeout(STOP_S):
             await actor.stop()
@@ -68,5 +73,5 @@ async def _live(actor: Actor, lifeline: Lifeline) -> int:
     except Exception:
         log.exception("%s did not stop in good order", actor.name)
     else:
-        return 0
+        return int(actor.failed)
     return 1

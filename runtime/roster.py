@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from zrt.runtime.capacity import wishes
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
@@ -22,6 +23,9 @@ from zrt.runtime.messages.control import (
     StateChanged,
 )
 from zrt.runtime.plan import Blocks, plan
+
+MOST: Final = 1024
+"""Processes known at once; more would be strangers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Entry:
     load: Load = field(default_factory=Load)
     rss_bytes: int = 0
     busy_share: float = 0.0
+    beaten: bool = False
 
     @property
     def routable(self) -> bool:
@@ -98,13 +103,23 @@ class Roster:
     # ---- what is heard ------------------------------------------------------------------------------------------
 
     def register(self, address: Address, message: Register, now: float) -> Entry:
-        """A process is here, or here again. ZrtError bad_request while another process of its name is alive."""
+        """A process is here, or here again.
+
+        ZrtError bad_request: another process of its name is alive, or another supervisor (a cluster has one parent); overloaded.
+        """
         old = self._entries.get(address.name)
         if old is not None and old.address.incarnation != address.incarnation:
             raise ZrtError("bad_request", f"the name {address.name} is taken by process {old.pid} on {old.host}")
+        for other in self.of_kind("supervisor") if old is None and message.kind == "supervisor" else ():
+            raise ZrtError(
+                "bad_request", f"{other.address.name} (process {other.pid} on {other.host}) is the parent here"
+            )
+        if old is None and len(self._entries) >= MOST:
+            raise ZrtError("overloaded", f"{MOST} processes have registered already")
         entry = Entry(address, message.kind, message.pid, message.host, message.device, message.state, now)
         if old is not None:
             entry.seat, entry.serial, entry.load = old.seat, old.serial, old.load
+            entry.beaten = old.beaten
         elif message.kind == "block_server":
             entry.state = "blank"  # what it holds is of an assignment that nobody remembers
         self._entries[address.name] = entry
@@ -126,6 +141,7 @@ class Roster:
                 entry.busy_share = min(1.0, (message.load.busy_us - entry.load.busy_us) / 1e6 / seconds)
             entry.load = message.load
         entry.last_beat = now
+        entry.beaten = True
         entry.rss_bytes = message.rss_bytes
         if entry.seat is None:
             entry.state = message.state

@@ -51,6 +51,11 @@ class StageSession:
         )
 
     @property
+    def before(self) -> Address:
+        """The stage before this one; before the first comes the last, which closes the ring."""
+        return self.route[self.stage - 1]
+
+    @property
     def is_last(self) -> bool:
         return self.stage == len(self.route) - 1
 

@@ -55,9 +55,9 @@ class TurnQueue:
         """Return a step that could not run: it goes before its session's others."""
         self._slots.setdefault(step.slot, {}).setdefault(step.key, deque()).appendleft(step)
 
-    def drop(self, key: Hashable) -> int:
-        """Forget the waiting steps of a session; how many there were."""
-        return sum(len(sessions.pop(key, ())) for sessions in self._slots.values())
+    def drop(self, key: Hashable) -> list[Waiting]:
+        """Forget the waiting steps of a session, and return them."""
+        return [step for sessions in self._slots.values() for step in sessions.pop(key, ())]
 
     def take(self, budget: int) -> list[Waiting]:
         """Remove and return the next turn: every decode of one slot, and at most `budget` tokens of longer steps."""

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from contextlib import aclosing
 from typing import Final
 
@@ -27,6 +28,7 @@ from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, Kill
 from zrt.runtime.roster import seat_name
 from zrt.runtime.show import Bars
+from zrt.runtime.spawn import Ready
 from zrt.runtime.supervise import Child, Death, Restart, Supervisor
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,9 @@ TELL_S: Final = 3.0
 READY_S: Final = 60.0
 """How long a process may take until its sockets are bound."""
 COORDINATOR: Final = "coordinator"
+HUNG_S: Final = 4.0
+"""A coordinator that answers nothing for so long, less what our own loop was late, is taken for hung: it is asked once a second."""
+WATCH_S: Final = 0.5
 
 
 async def up(conf: Conf, words: list[str], question: Question | None, lifeline: Lifeline) -> int:
@@ -83,7 +88,8 @@ class Parent:
         self._words = words
         self._member: Member | None = None
         self._bars: Bars | None = None
-        self._supervisor = Supervisor(self._on_death, sink=self._on_line)
+        self._supervisor = Supervisor(self._on_death, on_ready=self._on_ready, sink=self._on_line)
+        self._coordinator_ready = 0.0
 
     # ---- the cluster's life -------------------------------------------------------------------------------------
 
@@ -128,8 +134,9 @@ class Parent:
         self._member = member = Member("up", "supervisor", join=endpoint)
         member.state = "ready"
         member.ended = self.ended
-        member.handle(Kill, self._on_kill)
+        member.obey(Kill, self._on_kill)
         await member.start()
+        member.every(WATCH_S, self._watch)
         return endpoint
 
     @property
@@ -178,6 +185,20 @@ class Parent:
         if self.ended.is_set():
             self._supervisor.kill()
         self.ended.set()
+
+    def _on_ready(self, child: Child, ready: Ready) -> None:
+        if child.name == COORDINATOR:
+            self._coordinator_ready = time.monotonic()
+
+    def _watch(self) -> None:
+        """A hung coordinator is killed, and so starts again; of all other processes the coordinator says when they hang."""
+        member, child = self._member, self._supervisor.children[COORDINATOR]
+        if member is None or child.incarnation == 0:
+            return
+        silent = time.monotonic() - max(member.heard, self._coordinator_ready)
+        if silent > HUNG_S + member.lag_ms / 1000:
+            self._say(f"zrt: {child.name} (process {child.pid}) has been silent for {silent:.1f} s and is killed")
+            child.kill()
 
     def _on_death(self, death: Death) -> None:
         if self.ended.is_set():

@@ -30,6 +30,10 @@ MAX_FRAME: Final = 512 * 1024 * 1024
 """Bytes of one frame between actors, and of a bare inference message."""
 MAX_CLIENT_FRAME: Final = 16 * 1024 * 1024
 """Bytes of one frame at the client endpoint, either way."""
+MAX_HEADER: Final = 16 * 1024 * 1024
+"""Bytes of a header frame, and of a control message."""
+MAX_HOLLOW: Final = 1024 * 1024
+"""Bytes of an inference message behind a header: its data is below INLINE, or in a frame of its own. Reading more, value by value, takes long."""
 ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4}
 """What `Header.dtype` may name. Token ids are uint32 (or unnamed), hidden states one of the floats; all little-endian."""
 SCHEMAS: Final = ("inference", "control")
@@ -48,7 +52,7 @@ _event: Final[Decoder[ClientEvent]] = Decoder(ClientEvent)
 
 
 def encode(header: Header, body: Body) -> list[bytes | memoryview]:
-    """The frames of one message; sets `header.body`. ZrtError too_large if a frame would exceed MAX_FRAME.
+    """The frames of one message; sets `header.body`. ZrtError too_large if a frame would exceed its limit.
 
     The first two are fresh; a data frame shares the memory of `body.data`, which stays untouched until it is sent.
     """
@@ -65,8 +69,8 @@ def encode(header: Header, body: Body) -> list[bytes | memoryview]:
     else:
         header.body = "control"
         frames = [_encoder.encode(header), _encoder.encode(body)]
-    for frame in frames:
-        _room(len(frame), MAX_FRAME)
+        _room(len(frames[1]), MAX_HEADER)
+    _room(len(frames[0]), MAX_HEADER)
     return frames
 
 
@@ -88,7 +92,7 @@ def decode(frames: "Sequence[Buffer]") -> tuple[Header, Body]:
 
 def _read_header(frame: "Buffer") -> Header:
     try:
-        header = _header.decode(_view(frame, MAX_FRAME))
+        header = _header.decode(_view(frame, MAX_HEADER))
     except (ValueError, RecursionError) as error:
         raise bad_header(error) from None
     if header.version != PROTOCOL:
@@ -110,8 +114,8 @@ def _read_body(header: Header, frames: "Sequence[Buffer]") -> Body:
     if not 2 <= len(frames) <= most:
         raise WireError("bad_request", f"{header.body}: expected 2 to {most} frames, got {len(frames)}")
     if header.body == "control":
-        return _read_control(_view(frames[1], MAX_FRAME))
-    request = _read_request(_view(frames[1], MAX_FRAME))
+        return _read_control(_view(frames[1], MAX_HEADER))
+    request = _read_request(_view(frames[1], MAX_HOLLOW))
     if len(frames) == 3:
         if len(request.data) != 0:
             raise WireError("bad_request", "data: expected none in the body beside a data frame")

@@ -111,6 +111,11 @@ class Engine:
         """The model's dtype by its name on the wire."""
         return dtype_name(self.shard.dtype)
 
+    @property
+    def max_pages(self) -> int:
+        """Full pages of the longest history."""
+        return self.cache.context // self.cache.stats().page_tokens
+
     def open(self, key: Hashable, length: int, names: Sequence[int] = (), prompt: int = 0) -> int:
         """Make room for a session whose history has `length` tokens, in pages of these names; how many of them are held already.
 

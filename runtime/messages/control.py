@@ -4,11 +4,11 @@ Every process registers with the coordinator and then beats once a second. Block
 sessions to run (`Open`, `Credit`, `Close`); steps themselves are `InferenceRequest`s (see inference.py).
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from zrt.runtime.messages.header import U32, U64, HopTime
+from zrt.runtime.messages.header import MOST_STAGES, U32, U64, HopTime, Label, Name
 from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 
 ActorKind = Literal["coordinator", "block_server", "supervisor"]
@@ -34,9 +34,9 @@ class Fault(Struct):
 class Address(Struct, frozen=True):
     """One process: its actor's name, its incarnation, and the endpoint of the ROUTER it binds."""
 
-    name: str
+    name: Name
     incarnation: U64
-    endpoint: str
+    endpoint: Label
 
 
 # ---- anyone ---------------------------------------------------------------------------------------------------------
@@ -79,11 +79,11 @@ class Register(Control):
     """The first message of every process; the reply is `Registered`. `holds` is what a returning process still has loaded."""
 
     kind: ActorKind
-    endpoint: str
+    endpoint: Label
     pid: U64
-    host: str
+    host: Label
     state: ActorState
-    device: str = ""
+    device: Label = ""
     memory_bytes: U64 = 0
     holds: Assignment | None = None
 
@@ -148,7 +148,7 @@ class SampledToken(Struct, array_like=True):
     session: U64
     epoch: U64
     index: U64
-    token: U64
+    token: U32
     times: list[HopTime] = []
     logprobs: TokenLogprobs | None = None
 
@@ -216,7 +216,7 @@ class Open(Control):
     epoch: U64
     slot: U64
     stage: int
-    route: list[Address]
+    route: Annotated[list[Address], Meta(max_length=MOST_STAGES)]
     length: U64
     page_keys: list[U64] = []
     prompt_length: U64 = 0

@@ -13,6 +13,14 @@ PROTOCOL: Final = 1
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0)]
 """MessagePack itself knows no integer from 2^64 on."""
+Name = Annotated[str, Meta(max_length=64)]
+"""An actor's name."""
+Label = Annotated[str, Meta(max_length=1024)]
+"""An endpoint, a host, a device, a reference: short enough to be kept and shown."""
+MOST_STAGES: Final = 1024
+"""Stages of a route."""
+MOST_STEPS: Final = 65_536
+"""Steps of one message: one a session, so far more than one stage holds."""
 
 
 class HopTime(Struct, array_like=True, frozen=True):
@@ -35,7 +43,7 @@ class Step(Struct, array_like=True):
     n: Annotated[int, Meta(ge=1, le=2**32 - 1)]
     slot: U32 = 0
     until: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
-    times: list[HopTime] = []
+    times: Annotated[list[HopTime], Meta(max_length=MOST_STAGES)] = []
 
 
 class Header(Struct, array_like=True):
@@ -48,13 +56,13 @@ class Header(Struct, array_like=True):
     """
 
     version: int
-    sender: str
+    sender: Name
     incarnation: U64
     to: U64 = 0
     request: U64 = 0
     reply: bool = False
-    model: str = ""
+    model: Label = ""
     silence_ms: U64 = 0
-    body: str = ""
-    dtype: str = ""
-    steps: list[Step] = []
+    body: Label = ""
+    dtype: Label = ""
+    steps: Annotated[list[Step], Meta(max_length=MOST_STEPS)] = []

@@ -182,10 +182,53 @@ async def test_a_coordinator_that_leaves_beats_unanswered_is_lost_and_found_agai
 
 
 async def test_shutdown_is_answered_and_ends_the_member(start: Start, pair: tuple[Coordinator, Worker]) -> None:
-    _, worker = pair
-    asker = await start(Actor("a"))
-    assert (await asker.ask(worker.address, Shutdown(), timeout=PATIENCE_S)).body == Done()
+    coordinator, worker = pair
+    assert (await coordinator.ask(worker.address, Shutdown(), timeout=PATIENCE_S)).body == Done()
     assert worker.ended.is_set()
+
+
+@pytest.mark.parametrize("name", ["stranger", "coordinator"])
+async def test_a_member_takes_orders_from_its_coordinator_alone(
+    start: Start, pair: tuple[Coordinator, Worker], name: str
+) -> None:
+    """Another process of the coordinator's name is what a coordinator of the past is: not the one that knows us."""
+    _, worker = pair
+    asker = await start(Actor(name))
+    with pytest.raises(ZrtError) as raised:
+        await asker.ask(worker.address, Shutdown(), timeout=PATIENCE_S)
+    assert raised.value.kind == "unauthorized"
+    assert worker.counters.stale == 1
+    assert not worker.ended.is_set()
+
+
+async def test_a_new_coordinators_order_may_come_before_its_answer_to_a_registration(
+    start: Start, endpoint: str
+) -> None:
+    coordinator, worker = Coordinator(endpoint), Worker(endpoint)
+    await start(worker)
+    coordinator.refusing = True
+    await start(coordinator)
+    order = asyncio.create_task(coordinator.ask(worker.address, Shutdown(), timeout=PATIENCE_S))
+    await asyncio.sleep(0.1)
+    assert not worker.ended.is_set()
+    coordinator.refusing = False
+    assert (await order).body == Done()
+    assert worker.ended.is_set()
+
+
+async def test_a_member_whose_joining_fails_does_not_live_on_idle(
+    start: Start, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(endpoint)
+
+    def fail() -> Register:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(worker, "registration", fail)
+    await start(worker)
+    await start(Coordinator(endpoint))
+    await asyncio.wait_for(worker.ended.wait(), PATIENCE_S)
+    assert worker.failed
 
 
 async def test_beats_go_on_while_the_lane_works(pair: tuple[Coordinator, Worker]) -> None:
