@@ -6,7 +6,8 @@ withholds its credit: what is kept grows no faster than the session may run unhe
 """
 
 import secrets
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, MutableSequence
 
 from zrt.runtime.actor import Actor
 from zrt.runtime.envelope import Bare
@@ -30,7 +31,7 @@ class Delivery:
         self.resume = f"{origin(actor)}{secrets.token_hex(16)}"
         self._actor = actor
         self._accepted: Accepted | None = None
-        self._ids: list[int] = []
+        self._ids: MutableSequence[int] = []
         self._texts: list[str] = []
         self._chars = 0
         self._logprobs: list[TokenLogprobs] | None = None
@@ -51,14 +52,14 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Tokens that are kept."""
-        return len(self._ids)
+        """What is kept: tokens, and log-probabilities."""
+        return len(self._ids) + sum(1 + len(said.top) for said in self._logprobs or ())
 
     def send(self, event: Accepted | Progress | Piece | Finished | Error, now: float) -> None:
         """Note it, and send it unless the client takes nothing."""
         self.told = now
         if isinstance(event, Piece):
-            self._ids += event.token_ids
+            self._ids.extend(event.token_ids)
             self._texts.append(event.text)
             self._chars += len(event.text)
             if event.logprobs is not None:
@@ -68,6 +69,10 @@ class Delivery:
             self._accepted = event
         elif not isinstance(event, Progress):
             self._end = event
+            self._ids, self._texts = (
+                array("I", self._ids),
+                ["".join(self._texts)],
+            )  # it is kept for a while, in less memory
         if not self.stalled and not self._give(event):
             self.stalled_since = now
 
@@ -110,7 +115,7 @@ class Delivery:
                 choice=self.choice,
                 index=since,
                 text=text[self._told_chars :],
-                token_ids=self._ids[since:],
+                token_ids=list(self._ids[since:]),
                 logprobs=None if self._logprobs is None else self._logprobs[since:],
             )
         if self._end is not None and not self._told_end:

@@ -5,8 +5,8 @@ from typing import Final
 from zrt.actors.delivery import Delivery
 
 SESSIONS: Final = 1024
-TOKENS: Final = 1 << 20
-"""What is kept at most, in sessions and in tokens of answers; the oldest go first."""
+SIZE: Final = 1 << 18
+"""What is kept at most, in sessions, and in tokens and log-probabilities of theirs; the oldest go first."""
 
 
 class Leases:
@@ -14,8 +14,8 @@ class Leases:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._kept: dict[int, tuple[Delivery, float]] = {}  # the one that ends first comes first
-        self._tokens = 0
+        self._kept: dict[int, tuple[Delivery, int, float]] = {}  # the one that ends first comes first
+        self._size = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -23,9 +23,10 @@ class Leases:
     def keep(self, session: int, delivery: Delivery, now: float) -> None:
         """From now on, or anew."""
         self._drop(session)
-        self._kept[session] = (delivery, now + self._seconds)
-        self._tokens += delivery.size
-        while len(self._kept) > 1 and (len(self._kept) > SESSIONS or self._tokens > TOKENS):
+        size = delivery.size
+        self._kept[session] = (delivery, size, now + self._seconds)
+        self._size += size
+        while len(self._kept) > 1 and (len(self._kept) > SESSIONS or self._size > SIZE):
             self._drop(next(iter(self._kept)))
 
     def find(self, session: int) -> Delivery | None:
@@ -34,7 +35,7 @@ class Leases:
 
     def tend(self, now: float) -> None:
         """Drop what is kept no longer; clients that did not take all of it may do so now."""
-        for session, (delivery, until) in list(self._kept.items()):
+        for session, (delivery, _, until) in list(self._kept.items()):
             if now >= until:
                 self._drop(session)
             elif delivery.stalled:
@@ -43,4 +44,4 @@ class Leases:
     def _drop(self, session: int) -> None:
         kept = self._kept.pop(session, None)
         if kept is not None:
-            self._tokens -= kept[0].size
+            self._size -= kept[1]
