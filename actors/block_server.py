@@ -48,12 +48,21 @@ class BlockServer(Member):
     other stages of this machine."""
 
     def __init__(
-        self, name: str, *, join: str, device: str, threads: tuple[int, int], listen: str, advertise: str | None
+        self,
+        name: str,
+        *,
+        join: str,
+        device: str,
+        threads: tuple[int, int],
+        listen: str,
+        advertise: str | None,
+        cluster: str = "",
     ) -> None:
-        super().__init__(name, "block_server", join=join, listen=listen, advertise=advertise)
+        super().__init__(name, "block_server", join=join, listen=listen, advertise=advertise, cluster=cluster)
         self.device = device
         self.threads = threads
         self.assignment: Assignment | None = None
+        self._fault: Fault | None = None
         self.turns = TurnLoop(f"{name}-{device}", threads, work=self._work, deliver=self._deliver)
         self.bare = BareSessions(self, self.turns, self._ready)
         self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room)
@@ -84,11 +93,14 @@ class BlockServer(Member):
     def load(self) -> Load:
         load = self.turns.load()
         load.sessions = len(self.routed) + len(self.bare)
+        load.stale = self.counters.stale
         return load
 
     def _on_registered(self, again: bool) -> None:
         if not again:  # another coordinator: what the last one opened is dead
             self.routed.forget_all()
+        if self.assignment is not None:  # things may have changed since the registration was written
+            self._set_state(self.state, self._fault)
 
     # ---- assignment ---------------------------------------------------------------------------------------------
 
@@ -137,7 +149,7 @@ class BlockServer(Member):
             self._set_state("ready")
 
     def _set_state(self, state: ActorState, fault: Fault | None = None) -> None:
-        self.state = state
+        self.state, self._fault = state, fault
         self._report(StateChanged(state, self.assignment.serial if self.assignment else 0, fault))
 
     def _report(self, message: StateChanged | LoadProgress) -> None:

@@ -1,7 +1,7 @@
 """The coordinator: registers processes, gives block servers their blocks, takes clients' sessions and streams their tokens.
 
 Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers: StateChanged, LoadProgress, Sampled, Filled, StepFailed.
-Receives from clients (single frames, messages/client.py): Generate, Cancel, Status, Subscribe, Unsubscribe, Down.
+Receives from clients (single frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Unsubscribe, Down.
 Sends to block servers: Assign, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill, Shutdown. To clients: events.
 
 It computes no tensors and never imports torch.
@@ -9,6 +9,7 @@ It computes no tensors and never imports torch.
 
 import asyncio
 import logging
+import secrets
 import time
 from itertools import count
 from pathlib import Path
@@ -29,6 +30,7 @@ from zrt.runtime.messages.client import (
     Error,
     Generate,
     Ok,
+    Resume,
     Status,
     Subscribe,
     Unsubscribe,
@@ -64,19 +66,31 @@ SUSPICION_S = 3.0  # silence after which a process is taken for hung
 ASSIGN_DEADLINE_S = 10.0
 PUBLISH_S = 0.1  # subscribers hear at most this often
 SUBSCRIBERS = 64
+TAKEN_OVER = ("loading", "ready", "draining", "drained")  # states of a process whose blocks are of use
 WATCH_S = 1.0
+PORT_RETRY_S = 0.1
 
 
 class Coordinator(Actor):
-    """One cluster's coordinator, for the model in `folder`, by the (checked) cluster file `conf`."""
+    """One cluster's coordinator, for the model in `folder`, by the (checked) cluster file `conf`.
 
-    def __init__(self, conf: Conf, folder: Path, spec: ModelSpec, prompts: Prompts) -> None:
+    `cluster` is the id that its members know the cluster by; one that takes an earlier coordinator's place has the same. For such a one
+    `port_s` is how long it waits for its port, should it be taken.
+    """
+
+    def __init__(
+        self, conf: Conf, folder: Path, spec: ModelSpec, prompts: Prompts, *, cluster: str = "", port_s: float = 0.0
+    ) -> None:
         super().__init__("coordinator", listen=conf.cluster.listen, limit=MAX_CLIENT_FRAME)
         self.conf = conf
         self.spec = spec
         self.prompts = prompts
         self.roster = Roster(self._seats())
-        self.serials = count(time.time_ns())
+        self.cluster = cluster or secrets.token_hex(8)
+        self.serials = count(
+            secrets.randbits(62)
+        )  # none that an earlier coordinator gave: members still hold its assignments
+        self._port_s = port_s
         self.template = self._template(folder)
         admission = Admission(
             capacity=self._capacity(),
@@ -112,9 +126,20 @@ class Coordinator(Actor):
         self.on_peer_death(self._on_peer_death)
 
     async def start(self) -> None:
-        await super().start()
+        await self._bind()
         self.depend(self._publish(), "publish")
         self.every(WATCH_S, self._watch)
+
+    async def _bind(self) -> None:
+        """Bind the mailbox; a passing connection may have got the port of a coordinator that died."""
+        give_up = time.monotonic() + self._port_s
+        while True:
+            try:
+                return await super().start()
+            except ZrtError:
+                if time.monotonic() >= give_up:
+                    raise
+                await asyncio.sleep(PORT_RETRY_S)
 
     async def stop(self) -> None:
         self.generations.fail_all(ZrtError("coordinator_lost", "the cluster is going down", self.name))
@@ -164,12 +189,18 @@ class Coordinator(Actor):
         header = envelope.header
         address = Address(header.sender, header.incarnation, message.endpoint)
         split_endpoint(message.endpoint)
+        if message.cluster not in ("", self.cluster):
+            name = self.conf.cluster.name
+            text = f"{header.sender} belongs to another cluster than {name!r}, which has this port now: start it anew to join"
+            raise ZrtError("unauthorized", text, self.name)
         again = self.roster.find(header.sender)
-        self.roster.register(address, message, time.monotonic())
+        entry = self.roster.register(address, message, time.monotonic())
+        if message.holds is not None and message.state in TAKEN_OVER:
+            self.roster.take_over(entry, message.holds, self.template)
         if again is not None:
             self.generations.peer_lost(address)  # what it told us while its connection was broken is lost
         self._place()
-        return Registered(self.incarnation, BEAT_MS)
+        return Registered(self.incarnation, BEAT_MS, self.cluster)
 
     def _place(self) -> None:
         """Give blank block servers what the plan lacks."""
@@ -285,6 +316,8 @@ class Coordinator(Actor):
         match request:
             case Generate():
                 await self.generations.start(bare, request)
+            case Resume():
+                self.generations.resume(bare, request)
             case Cancel():
                 self._cancel(bare, request)
                 self._tell_client(bare, Ok(id=request.id))
@@ -342,6 +375,7 @@ class Coordinator(Actor):
             fault=self.roster.fault(),
             actors=self.roster.infos(time.monotonic()),
             sessions=list(self.generations.infos()),
+            stale=self.generations.dropped_stale + self.roster.stale + self.counters.stale,
         )
 
     def _down(self) -> None:

@@ -1,58 +1,148 @@
-"""One client's hearing of one generation: events in order, nothing lost, and bounded while the client does not take them.
+"""One client's hearing of one session: events in order, nothing lost, nothing twice, over whichever connection the client has.
 
-A client that takes nothing (its outbox is full) or is gone stalls the delivery: pieces then melt into one, progress is dropped, and whoever
-owns the generation withholds its credit, so that what waits here stays small.
+All that was said of the answer is kept until its end and a while after it, so that a client that takes nothing (its outbox is full), or
+comes back over another connection, is told the rest in one piece. While it takes nothing, progress is dropped, and whoever owns the session
+withholds its credit: what is kept grows no faster than the session may run unheard.
 """
+
+import secrets
+from array import array
+from collections.abc import Iterator, MutableSequence
 
 from zrt.runtime.actor import Actor
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import ClientEvent, Piece, Progress
+from zrt.runtime.messages.client import Accepted, ClientEvent, Error, Finished, Piece, Progress, Resume
+from zrt.runtime.messages.sampling import TokenLogprobs
 from zrt.runtime.wire import encode_event
 
 
 class Delivery:
-    """`told` is when the client was last sent something, `stalled_since` since when it takes nothing (None: it does). Monotonic seconds."""
+    """The `choice`-th answer to `request`. `told` is when the client was last sent something, `stalled_since` since when it takes nothing
+    (None: it does). Monotonic seconds. `resume` is the secret with which a client may come back: `origin` and a draw.
+    """
 
-    def __init__(self, actor: Actor, client: Bare, request: str, now: float) -> None:
-        self.client = client
+    def __init__(self, actor: Actor, client: Bare, request: str, now: float, *, choice: int = 0) -> None:
+        self.client = _caller(client)
         self.request = request
+        self.choice = choice
         self.told = now
         self.stalled_since: float | None = None
+        self.resume = f"{origin(actor)}{secrets.token_hex(16)}"
         self._actor = actor
-        self._waiting: list[ClientEvent] = []
+        self._accepted: Accepted | None = None
+        self._ids: MutableSequence[int] = []
+        self._texts: list[str] = []
+        self._chars = 0
+        self._logprobs: list[TokenLogprobs] | None = None
+        self._end: Finished | Error | None = None
+        self._told_accepted = False
+        self._told_ids = 0
+        self._told_chars = 0
+        self._told_end = False
 
     @property
     def stalled(self) -> bool:
         return self.stalled_since is not None
 
-    def send(self, event: ClientEvent, now: float) -> None:
-        """Send it, or keep it until the client takes events again."""
+    @property
+    def over(self) -> bool:
+        """Whether the answer has had its end."""
+        return self._end is not None
+
+    @property
+    def size(self) -> int:
+        """What is kept: tokens, and log-probabilities."""
+        return len(self._ids) + sum(1 + len(said.top) for said in self._logprobs or ())
+
+    def send(self, event: Accepted | Progress | Piece | Finished | Error, now: float) -> None:
+        """Note it, and send it unless the client takes nothing."""
         self.told = now
-        if not self.stalled and self._give(event):
-            return
-        if self.stalled_since is None:
-            self.stalled_since = now
-        last = self._waiting[-1] if self._waiting else None
-        if isinstance(event, Piece) and isinstance(last, Piece):
-            last.text += event.text
-            last.token_ids += event.token_ids
-            if last.logprobs is not None:
-                last.logprobs += event.logprobs or []
+        if isinstance(event, Piece):
+            self._ids.extend(event.token_ids)
+            self._texts.append(event.text)
+            self._chars += len(event.text)
+            if event.logprobs is not None:
+                self._logprobs = self._logprobs or []
+                self._logprobs += event.logprobs
+        elif isinstance(event, Accepted):
+            self._accepted = event
         elif not isinstance(event, Progress):
-            self._waiting.append(event)
+            self._end = event
+            self._ids, self._texts = (
+                array("I", self._ids),
+                ["".join(self._texts)],
+            )  # it is kept for a while, in less memory
+        if not self.stalled and not self._give(event):
+            self.stalled_since = now
+
+    def end(self, error: Error) -> None:
+        """The answer ends with an error that its client is told of otherwise."""
+        self._end, self._told_end = error, True
 
     def retry(self) -> bool:
-        """Send what waits; whether the client has taken all of it."""
-        while self._waiting:
-            if not self._give(self._waiting[0]):
+        """Send what is lacking; whether the client has taken all of it."""
+        for event in self._lacking():
+            if not self._give(event):
                 return False
-            self._waiting.pop(0)
         self.stalled_since = None
         return True
 
+    def move(self, client: Bare, request: Resume, now: float) -> None:
+        """Go on over another connection, or under another id, from what was heard there. ZrtError bad_request: more than there is."""
+        if request.index > len(self._ids) or request.chars > self._chars:
+            text = (
+                f"resume: {request.index} tokens and {request.chars} characters of {len(self._ids)} and {self._chars}"
+            )
+            raise ZrtError("bad_request", text)
+        if (self.client.peer, self.request) != (client.peer, request.id):
+            self._give(Error(id=self.request, kind="cancelled", message="the session goes on over another connection"))
+        self.client, self.request = _caller(client), request.id
+        self._told_accepted = self._told_end = False
+        self._told_ids, self._told_chars = request.index, request.chars
+        self.told = now
+        self.stalled_since = None if self.retry() else now
+
+    def _lacking(self) -> Iterator[Accepted | Piece | Finished | Error]:
+        if self._accepted is not None and not self._told_accepted:
+            yield self._accepted
+        if self._told_ids < len(self._ids) or self._told_chars < self._chars:
+            text = "".join(self._texts)
+            self._texts = [text]
+            since = self._told_ids
+            yield Piece(
+                id=self.request,
+                choice=self.choice,
+                index=since,
+                text=text[self._told_chars :],
+                token_ids=list(self._ids[since:]),
+                logprobs=None if self._logprobs is None else self._logprobs[since:],
+            )
+        if self._end is not None and not self._told_end:
+            yield self._end
+
     def _give(self, event: ClientEvent) -> bool:
+        event.id = self.request
         try:
-            return self._actor.reply_bare(self.client, encode_event(event))
+            taken = self._actor.reply_bare(self.client, encode_event(event))
         except ZrtError:
             return False
+        if not taken:
+            return False
+        if isinstance(event, Piece):
+            self._told_ids, self._told_chars = len(self._ids), self._chars
+        elif isinstance(event, Accepted):
+            self._told_accepted = True
+        elif event is self._end:
+            self._told_end = True
+        return True
+
+
+def origin(actor: Actor) -> str:
+    """What the secrets begin with that this incarnation gives out."""
+    return f"{actor.incarnation:016x}."
+
+
+def _caller(client: Bare) -> Bare:
+    """Whom to reply to, without the request itself."""
+    return client._replace(frame=b"")

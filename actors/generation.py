@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from zrt.actors.delivery import Delivery
-from zrt.runtime.messages.client import Accepted, ClientEvent, Error, Finished, Phase, Progress, StageShare, Timings
+from zrt.runtime.messages.client import Accepted, Error, Finished, Phase, Progress, StageShare, Timings
 from zrt.runtime.messages.client import Piece as PieceEvent
 from zrt.runtime.messages.control import SampledToken
 from zrt.runtime.page_keys import PageKeys
@@ -47,10 +47,10 @@ class Generation:
         """The keys of its history's full pages."""
         return self.keys.of(self.session.tokens)
 
-    def tell(self, event: ClientEvent) -> None:
+    def tell(self, event: Accepted | Progress | PieceEvent | Finished | Error) -> None:
         self.delivery.send(event, time.monotonic())
 
-    def accepted(self, notes: list[str]) -> None:
+    def accepted(self, notes: list[str], lease_s: float) -> None:
         session = self.session
         self.tell(
             Accepted(
@@ -59,6 +59,8 @@ class Generation:
                 session=session.id,
                 seed=session.sampling.seed,
                 prompt_tokens=session.prompt_tokens,
+                resume=self.delivery.resume,
+                lease_s=lease_s,
                 notes=notes,
             )
         )

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from zrt.actors.delivery import Delivery
+from zrt.actors.delivery import Delivery, origin
 from zrt.actors.generation import Generation
+from zrt.actors.leases import Leases
 from zrt.actors.routing import Routing
 from zrt.runtime.actor import Actor
 from zrt.runtime.admission import Admission
 from zrt.runtime.detokenise import Detokeniser
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Generate, SessionInfo, StageShare
+from zrt.runtime.messages.client import Error, Generate, Resume, SessionInfo, StageShare
 from zrt.runtime.messages.control import Address, Filled, Sampled, SampledToken, StepFailed
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.page_keys import PageKeys
@@ -59,7 +60,7 @@ class Generations:
         self._lease_s = lease_s
         self._idle_s = idle_s
         self._live: dict[int, Generation] = {}
-        self._unheard: list[Delivery] = []  # of sessions that are over, for clients that stalled before the end
+        self._over = Leases(lease_s)
         self._making_room = False
         self._tending: Periodic | None = None
 
@@ -77,7 +78,7 @@ class Generations:
         self._offer(answers)
         for generation in answers:
             self._live[generation.id] = generation
-            generation.accepted(self._prompts.notes)
+            generation.accepted(self._prompts.notes, self._lease_s)
         if self._tending is None:
             self._tending = self._actor.every(TEND_S, self._tend)
         self._admit()
@@ -99,7 +100,7 @@ class Generations:
             Detokeniser(tokenizer, prompt, self._prompts.eos) if tokenizer else None,
             StopMatcher(request.stop),
         )
-        delivery = Delivery(self._actor, client, request.id, created)
+        delivery = Delivery(self._actor, client, request.id, created, choice=choice)
         keys = PageKeys(self._model, self._page_tokens)
         return Generation(session, delivery, keys, created, created, choice)
 
@@ -113,6 +114,26 @@ class Generations:
                 for offered in answers[:count]:
                     self._admission.remove(offered.id)
                 raise
+
+    def resume(self, client: Bare, request: Resume) -> None:
+        """Go on with a session over another connection. ZrtError as `Resume` says."""
+        now = time.monotonic()
+        name = f"session {request.session:016x}"
+        generation = self._live.get(request.session)
+        delivery = generation.delivery if generation is not None else self._over.find(request.session)
+        if delivery is None:
+            if not request.resume.startswith(origin(self._actor)):
+                raise ZrtError("coordinator_lost", f"the coordinator that ran {name} is gone, and the session with it")
+            text = f"{name} is kept no longer: its client was away, or it had ended, for more than {self._lease_s:g} s"
+            raise ZrtError("resume_expired", text)
+        if not secrets.compare_digest(request.resume.encode(), delivery.resume.encode()):
+            raise ZrtError("unauthorized", f"{name} is resumed with what its `accepted` says in `resume`")
+        delivery.move(client, request, now)
+        if generation is None:
+            self._over.keep(request.session, delivery, now)
+        else:
+            self._renew(generation)
+            self._tell(generation)
 
     def cancel(self, session: int) -> None:
         """ZrtError unknown_session when it is not live (any more)."""
@@ -148,12 +169,8 @@ class Generations:
                 self._fail(generation, ZrtError("deadline", f"nothing came of it for {self._idle_s:g} s"))
             elif delivery.told < now - QUIET_S:
                 self._tell(generation)
-        self._unheard = [
-            delivery
-            for delivery in self._unheard
-            if not delivery.retry() and now - (delivery.stalled_since or now) < self._lease_s
-        ]
-        if self._tending is not None and not self._live and not self._unheard:
+        self._over.tend(now)
+        if self._tending is not None and not self._live and not self._over:
             self._tending.cancel()
             self._tending = None
 
@@ -322,8 +339,12 @@ class Generations:
         """Tell the client, and end all answers to its request."""
         if generation.id not in self._live:
             return
+        answers = self._answers(generation.delivery.client.peer, generation.delivery.request)
         generation.error(error.kind, error.message, error.where)
-        for answer in self._answers(generation.delivery.client.peer, generation.delivery.request):
+        said = Error(id=generation.delivery.request, kind=error.kind, message=error.message, where=error.where)
+        for answer in answers:
+            if answer is not generation:
+                answer.delivery.end(said)
             if not answer.session.finished:
                 answer.session.finish("error")
             self._end(answer)
@@ -332,8 +353,8 @@ class Generations:
         """Free what the session holds everywhere; the next in the queue may come."""
         if self._live.pop(generation.id, None) is None:
             return
-        if generation.delivery.stalled:
-            self._unheard.append(generation.delivery)
+        if generation.delivery.over:
+            self._over.keep(generation.id, generation.delivery, time.monotonic())
         self._routing.leave(generation)
         self._admission.remove(generation.id)
         self._admit()

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lifeline import READY_FD, hold
 
+PORT_S = 5.0
+"""How long a coordinator waits for the port of the one whose place it takes."""
+
 if TYPE_CHECKING:
     from zrt.actors.block_server import BlockServer
     from zrt.actors.coordinator import Coordinator
@@ -27,6 +30,7 @@ def run_block_server(
     listen: str,
     advertise: str | None,
     insecure: bool,
+    cluster: str,
 ) -> NoReturn:
     """A blank block server that joins the coordinator at `join`."""
 
@@ -42,13 +46,17 @@ def run_block_server(
             threads=(alone, shared_threads or alone),
             listen=listen,
             advertise=advertise,
+            cluster=cluster,
         )
 
     _run(make)
 
 
-def run_coordinator(path: Path | None, *, model: str | None, stages: int | None, listen: str | None) -> NoReturn:
-    """The coordinator of a cluster file with these overrides; its model must have been fetched."""
+def run_coordinator(
+    path: Path | None, *, model: str | None, stages: int | None, listen: str | None, cluster: str
+) -> NoReturn:
+    """The coordinator of a cluster file with these overrides; its model must have been fetched. `cluster` is the cluster's id, empty for
+    a new one. With `listen` it may be that it takes an earlier one's place."""
 
     def make() -> "Coordinator":
         import msgspec
@@ -65,7 +73,8 @@ def run_coordinator(path: Path | None, *, model: str | None, stages: int | None,
             conf = msgspec.structs.replace(conf, cluster=msgspec.structs.replace(conf.cluster, listen=listen))
         folder = resolve(conf.model.ref, weights=conf.model.weights == "files")
         spec = read_spec(folder)
-        return Coordinator(conf, folder, spec, Prompts(folder, spec, min(conf.model.context, spec.max_positions)))
+        prompts = Prompts(folder, spec, min(conf.model.context, spec.max_positions))
+        return Coordinator(conf, folder, spec, prompts, cluster=cluster, port_s=PORT_S if listen is not None else 0.0)
 
     _run(make)
 

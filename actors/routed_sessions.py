@@ -127,7 +127,9 @@ class RoutedSessions:
         message = envelope.body
         assert isinstance(message, Close)
         known = self._sessions.get(message.session)
-        if known is not None and known.epoch <= message.epoch:
+        if known is not None and known.epoch > message.epoch:
+            self._loop.tally.dropped_stale += 1
+        elif known is not None:
             if self._loop.engine is not None:
                 check_keys(message.page_keys, self._loop.engine.max_pages)
             self._forget(message.session, message.page_keys)

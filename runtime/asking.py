@@ -165,7 +165,7 @@ def chat(endpoint: str | None, sampling: dict[str, Any]) -> int:
                 try:
                     reply = foreground.run(lambda: _reply(client, messages, sampling))
                 except ZrtError as error:
-                    if error.kind == "coordinator_lost":
+                    if error.kind == "coordinator_lost" and not client.connected:
                         raise
                     say(f"zrt: {error}")
                     reply, failed = "", True

@@ -172,9 +172,16 @@ def _actor_words(kinds: Any) -> None:
     server.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
     server.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
     server.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
+    _cluster_id(server)
     coordinator = _command(kinds, "coordinator", _coordinator, "the coordinator of a cluster file")
     _cluster_words(coordinator)
     coordinator.add_argument("--listen", metavar="ENDPOINT", help="in place of the file's")
+    _cluster_id(coordinator)
+
+
+def _cluster_id(command: argparse.ArgumentParser) -> None:
+    text = "of the cluster it belongs to: one that takes an earlier one's place has its id (default: a new one, or what it joins first)"
+    command.add_argument("--cluster-id", metavar="ID", default="", help=text)
 
 
 def _cluster_words(command: argparse.ArgumentParser) -> None:
@@ -403,13 +410,20 @@ def _block_server(arguments: argparse.Namespace) -> int:
         listen=arguments.listen,
         advertise=arguments.advertise,
         insecure=arguments.insecure,
+        cluster=arguments.cluster_id,
     )
 
 
 def _coordinator(arguments: argparse.Namespace) -> int:
     from zrt.actors.processes import run_coordinator
 
-    return run_coordinator(arguments.conf, model=arguments.model, stages=arguments.stages, listen=arguments.listen)
+    return run_coordinator(
+        arguments.conf,
+        model=arguments.model,
+        stages=arguments.stages,
+        listen=arguments.listen,
+        cluster=arguments.cluster_id,
+    )
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import asyncio
 import os
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal, Self
 
@@ -31,6 +32,7 @@ from zrt.runtime.messages.client import (
     Ok,
     Piece,
     Progress,
+    Resume,
     Status,
     Subscribe,
     Unsubscribe,
@@ -42,6 +44,10 @@ from zrt.runtime.wire import MAX_CLIENT_FRAME, decode_event, encode_client
 CONNECT_S: Final = 5.0
 SILENCE_S: Final = 10.0
 """A cluster says something about every live request once a second; after this long without a word it counts as lost."""
+STALL_S: Final = 5.0
+"""After this long without a word another connection is tried: this one may be dead without our having been told."""
+LATE_S: Final = 5.0
+"""How much longer than its lease a session is worth a connection: whoever comes too late should hear just that."""
 DOWN_S: Final = 20.0
 """How long a cluster may take to go: its processes get some seconds to end in good order, and are killed then."""
 
@@ -57,9 +63,11 @@ def find_endpoint(endpoint: str | None) -> str:
 
 
 class Client:
-    """One connection to a cluster's coordinator; use it as an async context manager. ZrtError coordinator_lost when it is not there.
+    """A connection to a cluster's coordinator; use it as an async context manager. ZrtError coordinator_lost when it is not there.
 
-    Many requests may be open at once. Everything runs on the loop that entered the context.
+    Many requests may be open at once. Everything runs on the loop that entered the context. When the connection breaks it is made again, and
+    generations go on where they were, no token missing and none twice. They end with resume_expired if that took longer than the cluster
+    keeps them, with coordinator_lost if their coordinator died, or cannot be reached for a while after that.
     """
 
     def __init__(self, endpoint: str | None = None) -> None:
@@ -67,10 +75,17 @@ class Client:
         self._streams: dict[str, _Events] = {}
         self._serial = 0
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._link.up
+
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._up: asyncio.Future[None] = loop.create_future()
-        self._lost = asyncio.Event()
+        self._first: asyncio.Future[None] = loop.create_future()
+        self._up = asyncio.Event()
+        self._down = asyncio.Event()
+        self._up_since = 0.0
         self._sockets = Sockets()
         try:
             self._link = Link(
@@ -81,6 +96,7 @@ class Client:
                 on_message=self._on_message,
                 on_up=self._on_up,
                 on_down=self._on_down,
+                reconnect=True,
                 lost_kind="coordinator_lost",
             )
         except ZrtError:
@@ -88,7 +104,7 @@ class Client:
             raise
         try:
             async with asyncio.timeout(CONNECT_S):
-                await self._up
+                await self._first
         except (TimeoutError, ZrtError):
             await self._close()
             text = f"no cluster answers at {self.endpoint}: is it up? `zrt up` starts one"
@@ -106,12 +122,17 @@ class Client:
     async def _close(self) -> None:
         """Whatever is still open is cancelled: a generation nobody reads has no use."""
         for id_, events in self._streams.items():
-            if events.abandon and not self._link.closed:
+            if events.abandon:
                 with suppress(ZrtError):  # it hears nothing any more, so it will miss us
-                    self._link.send([encode_client(Cancel(id=f"cancel-{id_}"[:64], request=id_))])
-            events.fail(ZrtError("cancelled", "the client was closed"))
-        self._link.close()
+                    self._send(Cancel(id=f"cancel-{id_}"[:64], request=id_))
+        self._end(ZrtError("cancelled", "the client was closed"))
         await self._sockets.close()
+
+    def _end(self, error: ZrtError) -> None:
+        """No connection any more; what is open fails."""
+        self._link.close()
+        for events in self._streams.values():
+            events.fail(error)
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
@@ -173,15 +194,17 @@ class Client:
 
     async def status(self) -> Cluster:
         """The cluster as it is now."""
-        event = await self._ask(Status(id=self._next_id()))
+        request = Status(id=self._next_id())
+        event = await self._ask(request, again=lambda: [request])
         if not isinstance(event, Cluster):
             raise ZrtError("internal", f"status was answered by {type(event).__name__}")
         return event
 
     async def watch(self) -> AsyncGenerator[Cluster]:
-        """The cluster now and after every change, until the iteration is left."""
+        """The cluster now and after every change, until the iteration is left; also through a connection that breaks."""
         request = Subscribe(id=self._next_id())
-        with _Events(self, request.id) as events:
+        await self._there()
+        with _Events(self, request.id, again=lambda: [request]) as events:
             self._send(request)
             try:
                 while True:
@@ -189,7 +212,7 @@ class Client:
                     if isinstance(event, Cluster):
                         yield event
             finally:
-                if not self._link.closed:
+                with suppress(ZrtError):  # without a connection there is no subscription either
                     self._send(Unsubscribe(id=request.id))
 
     async def cancel(self, session: int) -> None:
@@ -201,13 +224,17 @@ class Client:
         await self._ask(Down(id=self._next_id()))
         try:
             async with asyncio.timeout(DOWN_S):
-                await self._lost.wait()
+                await self._down.wait()
         except TimeoutError:
             text = f"the cluster at {self.endpoint} was told to end {DOWN_S:g} s ago and is still there"
             raise ZrtError("deadline", text) from None
+        self._end(self._broken())
 
-    async def _ask(self, request: ClientRequest) -> ClientEvent:
-        with _Events(self, request.id) as events:
+    async def _ask(
+        self, request: ClientRequest, *, again: Callable[[], Sequence[ClientRequest]] | None = None
+    ) -> ClientEvent:
+        await self._there()
+        with _Events(self, request.id, again=again) as events:
             self._send(request)
             event = await events.next()
             if isinstance(event, Ok | Cluster):
@@ -220,23 +247,49 @@ class Client:
         self._serial += 1
         return str(self._serial)
 
+    async def _there(self) -> None:
+        """Wait for the connection, should it be broken just now. ZrtError coordinator_lost: it cannot be made again."""
+        if self._link.closed:
+            raise self._broken()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._up.wait()
+        except TimeoutError:
+            raise self._broken() from None
+
     def _send(self, request: ClientRequest) -> None:
         self._link.send([encode_client(request)])
 
     def _on_up(self, link: Link) -> None:
-        if not self._up.done():
-            self._up.set_result(None)
+        self._down.clear()
+        self._up.set()
+        self._up_since = asyncio.get_running_loop().time()
+        if not self._first.done():
+            self._first.set_result(None)
+        for events in list(self._streams.values()):
+            events.go_on()
 
     def _on_down(self, link: Link) -> None:
-        lost = self._broken()
-        self._lost.set()
-        if not self._up.done():
-            self._up.set_exception(lost)
+        self._up.clear()
+        self._down.set()
+        if not self._first.done():
+            self._first.set_exception(self._broken())
         for events in self._streams.values():
-            events.fail(lost)
+            events.broke(self._broken())
+
+    def _renew_if_stalled(self) -> None:
+        """Nothing came for STALL_S: if that is how long this connection has been there, try another."""
+        if self._link.up and asyncio.get_running_loop().time() - self._up_since >= STALL_S:
+            self._link.renew()
 
     def _broken(self) -> ZrtError:
         return ZrtError("coordinator_lost", f"the connection to {self.endpoint} broke")
+
+    def _silent(self, seconds: float) -> ZrtError:
+        if self._link.up:
+            return ZrtError("coordinator_lost", f"{self.endpoint} has been silent for {seconds:g} s")
+        text = f"the connection to {self.endpoint} broke, and could not be made again for {seconds:g} s"
+        return ZrtError("coordinator_lost", text)
 
     def _on_message(self, link: Link, frames: Frames) -> None:
         event = decode_event(frames[-1])
@@ -246,12 +299,26 @@ class Client:
 
 
 class _Events:
-    """The events of one open request, in order. `abandon`: the request goes on at the cluster until it is cancelled."""
+    """The events of one open request, in order. `abandon`: the request goes on at the cluster until it is cancelled. `again()` is what to say
+    over a new connection; without it the request ends with its connection. `note(event)` hears of each at once, and is false for one
+    that nobody need hear of. `patience`: seconds without a word after which the cluster counts as lost, SILENCE_S at least.
+    """
 
-    def __init__(self, client: Client, id_: str, *, abandon: bool = False) -> None:
+    def __init__(
+        self,
+        client: Client,
+        id_: str,
+        *,
+        abandon: bool = False,
+        again: Callable[[], Sequence[ClientRequest]] | None = None,
+        note: Callable[[ClientEvent], bool] | None = None,
+    ) -> None:
         self.abandon = abandon
+        self.patience = 0.0
         self._client = client
         self._id = id_
+        self._again = again
+        self._note = note
         self._waiting: deque[ClientEvent] = deque()
         self._failed: ZrtError | None = None
         self._some = asyncio.Event()
@@ -268,29 +335,60 @@ class _Events:
         self._client._streams.pop(self._id, None)
 
     def put(self, event: ClientEvent) -> None:
-        self._waiting.append(event)
-        self._some.set()
+        if self._note is None or self._note(event):
+            self._waiting.append(event)
+            self._some.set()
 
     def fail(self, error: ZrtError) -> None:
         self._failed = error
         self._some.set()
 
+    def broke(self, error: ZrtError) -> None:
+        """The connection is gone."""
+        if self._again is None:
+            self.fail(error)
+
+    def go_on(self) -> None:
+        """There is a new connection."""
+        try:
+            for request in self._again() if self._again is not None else ():
+                self._client._send(request)
+        except ZrtError as error:
+            if error.kind != "coordinator_lost":  # else it is gone again, and the next one is there for this
+                self.fail(error)
+
     async def next(self) -> ClientEvent:
-        """The next event; an `error` event is raised. ZrtError coordinator_lost: broken, or silent for SILENCE_S."""
+        """The next event; an `error` event is raised. ZrtError coordinator_lost: the connection broke for good, or nothing comes over it."""
+        loop = asyncio.get_running_loop()
+        since = loop.time()
         while not self._waiting:
             if self._failed is not None:
                 raise self._failed
+            patience = max(SILENCE_S, self.patience)
+            left = since + patience - loop.time()
+            if left <= 0:
+                raise self._client._silent(patience)
             self._some.clear()
             try:
-                async with asyncio.timeout(SILENCE_S):
+                async with asyncio.timeout(min(left, STALL_S)):
                     await self._some.wait()
             except TimeoutError:
-                text = f"{self._client.endpoint} has been silent for {SILENCE_S:g} s"
-                raise ZrtError("coordinator_lost", text) from None
+                self._client._renew_if_stalled()
         event = self._waiting.popleft()
         if isinstance(event, Error):
             raise ZrtError.of(event.kind, event.message, event.where)
         return event
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What has arrived of one answer: its session, and how far its tokens and its text go."""
+
+    session: int
+    resume: str
+    tokens: int = 0
+    chars: int = 0
+    over: bool = False
 
 
 class Stream:
@@ -305,9 +403,11 @@ class Stream:
         self.progress: Progress | None = None
         self._client = client
         self._request = request
-        self._events = _Events(client, request.id, abandon=True)
+        self._events = _Events(client, request.id, abandon=True, again=self._again, note=self._note)
         self._state: Literal["new", "open", "over"] = "new"
         self._finished: dict[int, Finished] = {}
+        self._heard: dict[int, _Heard] = {}
+        self._cancelling = False
 
     @property
     def finished(self) -> Finished:
@@ -333,6 +433,7 @@ class Stream:
         try:
             if self._state == "new":
                 self._state = "open"
+                await self._client._there()
                 self._events.__enter__()
                 self._client._send(self._request)
             event = await self._events.next()
@@ -354,15 +455,49 @@ class Stream:
     def cancel(self) -> None:
         """Ask the cluster to end it; iterating goes on until `finished`, reason `cancelled`."""
         if self._state == "open":
-            self._client._send(Cancel(id=self._client._next_id(), request=self._request.id))
+            self._cancelling = True
+            with suppress(ZrtError):  # without a connection: it is said over the next one
+                self._client._send(self._cancel())
 
     async def aclose(self) -> None:
         """Cancel what still runs, and hear no more of it."""
-        try:
-            if not self._client._link.closed:
-                self.cancel()
-        finally:
-            self._end()
+        self.cancel()
+        self._end()
+
+    def _cancel(self) -> Cancel:
+        return Cancel(id=self._client._next_id(), request=self._request.id)
+
+    def _note(self, event: ClientEvent) -> bool:
+        """Keep the account of what has arrived. That a session was resumed is no news."""
+        if isinstance(event, Accepted):
+            if event.choice in self._heard:
+                return False
+            self._heard[event.choice] = _Heard(event.session, event.resume)
+            self._events.patience = event.lease_s + LATE_S
+        elif isinstance(event, Piece | Finished) and (heard := self._heard.get(event.choice)):
+            if isinstance(event, Piece):
+                heard.tokens = event.index + len(event.token_ids)
+                heard.chars += len(event.text)
+            else:
+                heard.over = True
+        return True
+
+    def _again(self) -> list[ClientRequest]:
+        """Over a new connection: go on with each answer. Before all were accepted nothing has been heard of any: ask anew."""
+        id_ = self._request.id
+        if len(self._heard) == self._request.n:
+            left = [heard for heard in self._heard.values() if not heard.over]
+            requests: list[ClientRequest] = [
+                Resume(id=id_, session=heard.session, resume=heard.resume, index=heard.tokens, chars=heard.chars)
+                for heard in left
+            ]
+            return [*requests, self._cancel()] if self._cancelling else requests
+        requests = [Cancel(id=self._client._next_id(), session=heard.session) for heard in self._heard.values()]
+        self._heard.clear()
+        if self._cancelling:
+            self._events.fail(ZrtError("cancelled", "it was cancelled before it was known to have begun"))
+            return requests
+        return [*requests, self._request]
 
     def _end(self) -> None:
         self._state = "over"

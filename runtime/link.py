@@ -71,6 +71,11 @@ class Link:
             raise self.lost()
         await self._mailbox.room(timeout)
 
+    def renew(self) -> None:
+        """Take the connection for broken, since nothing comes over it."""
+        if self._dealer is not None:
+            self._over()
+
     def lost(self) -> ZrtError:
         return ZrtError(self.lost_kind, f"no connection to {self.endpoint}")
 

@@ -59,11 +59,13 @@ class Member(Actor):
         listen: str = "tcp://127.0.0.1:0",
         advertise: str | None = None,
         limit: int = MAX_FRAME,
+        cluster: str = "",
     ) -> None:
         super().__init__(name, listen=listen, advertise=advertise, limit=limit)
         self.kind: ActorKind = kind
         self.state: ActorState = "starting"
         self.coordinator = Address("coordinator", 0, join)
+        self.cluster = cluster
         self.registered = asyncio.Event()
         self.heard = time.monotonic()
         self._up = asyncio.Event()
@@ -103,7 +105,8 @@ class Member(Actor):
 
     def registration(self) -> Register:
         """What this process tells the coordinator first, each time it joins."""
-        return Register(self.kind, self.endpoint, os.getpid(), socket.gethostname(), self.state)
+        host = socket.gethostname()
+        return Register(self.kind, self.endpoint, os.getpid(), host, self.state, cluster=self.cluster)
 
     def load(self) -> Load | None:
         """What each beat carries."""
@@ -201,6 +204,7 @@ class Member(Actor):
             raise ZrtError("bad_request", f"the answer to a registration is a {type(reply.body).__name__}")
         if not self._joined.up:
             raise self._joined.lost()
+        self.cluster = self.cluster or reply.body.cluster
         again = reply.body.incarnation == self.coordinator.incarnation
         self.coordinator = Address(reply.header.sender, reply.body.incarnation, unknown.endpoint)
         self._astray.clear()

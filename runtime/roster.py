@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from zrt.runtime.capacity import wishes
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
 from zrt.runtime.compute.spec import ModelSpec
@@ -99,6 +101,8 @@ class Roster:
         self._entries: dict[str, Entry] = {}
         self._restarts: dict[str, int] = {}
         self._lost: dict[str, str] = {}
+        self.stale = 0
+        """Messages of processes that are not here (any more), and of older assignments."""
 
     # ---- what is heard ------------------------------------------------------------------------------------------
 
@@ -126,10 +130,26 @@ class Roster:
         self._lost.pop(address.name, None)
         return entry
 
+    def take_over(self, entry: Entry, holds: Assignment, template: Assignment) -> bool:
+        """Leave a process what an earlier coordinator gave it, if the plan has a free seat for just that; one of its own name, if it can be.
+
+        It serves from there once it says how it is: what it still knows of the earlier coordinator's sessions is forgotten by then.
+        """
+        if entry.seat is not None or replace(holds, serial=0, first=0, last=0) != template:
+            return False
+        free = [seat for seat in self._empty() if (seat.first, seat.last) == (holds.first, holds.last)]
+        if not free:
+            return False
+        entry.seat = next((seat for seat in free if seat.name == entry.address.name), free[0])
+        entry.serial = holds.serial
+        entry.state = "loading"
+        return True
+
     def known(self, address: Address) -> Entry:
         """ZrtError unknown_session unless this incarnation has registered: it should do so (again)."""
         entry = self._entries.get(address.name)
         if entry is None or entry.address.incarnation != address.incarnation:
+            self.stale += 1
             raise ZrtError("unknown_session", f"{address.name} is not registered here: register first")
         return entry
 
@@ -143,20 +163,24 @@ class Roster:
         entry.last_beat = now
         entry.beaten = True
         entry.rss_bytes = message.rss_bytes
-        if entry.seat is None:
+        if entry.kind != "block_server":
             entry.state = message.state
 
     def state_changed(self, address: Address, message: StateChanged) -> Entry:
         entry = self.known(address)
-        if message.serial == entry.serial:
+        if message.serial == entry.serial and entry.seat is not None:
             entry.state = message.state
             entry.fault = message.fault
+        else:
+            self.stale += 1
         return entry
 
     def load_progress(self, address: Address, message: LoadProgress) -> None:
         entry = self.known(address)
         if message.serial == entry.serial:
             entry.done_bytes, entry.total_bytes = message.done, message.total
+        else:
+            self.stale += 1
 
     def died(self, name: str, incarnation: int) -> Entry | None:
         """A process is gone (incarnation 0: whichever has that name); its entry, if it was here."""
@@ -180,8 +204,7 @@ class Roster:
 
     def place(self) -> list[Entry]:
         """Give empty seats to blank block servers: a seat to the actor of its name, what is left to actors of no seat's name."""
-        taken = {(entry.seat.stage, entry.seat.replica) for entry in self._entries.values() if entry.seat}
-        empty = [seat for seat in self.plan if (seat.stage, seat.replica) not in taken]
+        empty = self._empty()
         names = {seat.name for seat in self.plan}
         blank = [
             entry
@@ -198,6 +221,10 @@ class Roster:
                 entry.seat = seat
                 placed.append(entry)
         return placed
+
+    def _empty(self) -> list[Seat]:
+        taken = {(entry.seat.stage, entry.seat.replica) for entry in self._entries.values() if entry.seat}
+        return [seat for seat in self.plan if (seat.stage, seat.replica) not in taken]
 
     def route(self) -> list[Address] | None:
         """One ready replica a stage, the least loaded; None while a stage has none."""
@@ -279,6 +306,7 @@ class Roster:
             silent_ms=int((now - entry.last_beat) * 1000),
             kv=load.kv if seat else None,
             fault=f"{fault.kind}: {fault.message}" if fault else "",
+            stale=load.dropped_stale + load.stale,
         )
 
 

@@ -7,6 +7,7 @@ Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Gen
 import asyncio
 import logging
 import os
+import secrets
 import sys
 import time
 from contextlib import aclosing
@@ -86,6 +87,7 @@ class Parent:
         self.fault: ZrtError | None = None
         self.was_ready = False
         self._words = words
+        self._cluster = secrets.token_hex(8)
         self._member: Member | None = None
         self._bars: Bars | None = None
         self._supervisor = Supervisor(self._on_death, on_ready=self._on_ready, sink=self._on_line)
@@ -110,7 +112,7 @@ class Parent:
         """The coordinator first: block servers must find this one, not another that holds the port. Its endpoint."""
         coordinator = self._supervisor.spawn(
             COORDINATOR,
-            [*command("actor", "coordinator"), *self._words],
+            [*command("actor", "coordinator"), *self._words, "--cluster-id", self._cluster],
             env=thread_environment(1),
             ready_s=READY_S,
             restart=self._restart,
@@ -123,7 +125,7 @@ class Parent:
             alone, shared = threads(self.conf, conf, cores)
             for replica in range(conf.replicas):
                 name = seat_name(stage, replica, conf.replicas)
-                words = ["--join", endpoint, "--name", name, "--device", conf.device]
+                words = ["--join", endpoint, "--name", name, "--device", conf.device, "--cluster-id", self._cluster]
                 words += ["--threads", str(alone), "--shared-threads", str(shared)]
                 self._supervisor.spawn(
                     name,
@@ -132,7 +134,7 @@ class Parent:
                     ready_s=READY_S,
                     restart=self._restart,
                 )
-        self._member = member = Member("up", "supervisor", join=endpoint)
+        self._member = member = Member("up", "supervisor", join=endpoint, cluster=self._cluster)
         member.state = "ready"
         member.ended = self.ended
         member.obey(Kill, self._on_kill)

@@ -2,7 +2,7 @@
 
 | from | to | messages | where |
 | --- | --- | --- | --- |
-| client | coordinator | Generate Cancel Status Subscribe Unsubscribe Down | client.py |
+| client | coordinator | Generate Resume Cancel Status Subscribe Unsubscribe Down | client.py |
 | coordinator | client | Ok Error Accepted Progress Piece Finished Cluster | client.py |
 | any process | coordinator | Register Beat | control.py |
 | `zrt up` | coordinator | ChildDied | control.py |

@@ -5,7 +5,7 @@ Every request carries an `id` of the client's choice (any string to 64 character
 A map's `type` is the class name in snake_case:
 
     {"type": "generate", "id": "1", "prompt": "Why is the sky blue?", "max_tokens": 64}
-    -> {"type": "accepted", "id": "1", "session": 123, "seed": 42, "prompt_tokens": 36}
+    -> {"type": "accepted", "id": "1", "session": 123, "seed": 42, "prompt_tokens": 36, "resume": "5f1c…", "lease_s": 10.0}
     -> {"type": "progress", "id": "1", "phase": "prefill", "done": 36, "total": 36}
     -> {"type": "piece", "id": "1", "index": 0, "text": "The", "token_ids": [504]}
     -> ...
@@ -14,6 +14,8 @@ A map's `type` is the class name in snake_case:
 A request that fails ends with one `error` event. Absent fields take the defaults below, in events as well; unknown fields of a request are
 refused. With `n` > 1 a request has n answers, told apart by `choice`: each is a session of its own with `accepted` and `finished`, and
 the events of all of them are mixed. One `error` ends them all.
+
+A connection that breaks loses nothing: connect again and `resume` each session from where its events ended, within `lease_s` seconds.
 """
 
 from typing import Annotated, Literal
@@ -21,7 +23,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from zrt.runtime.messages.control import ActorState, KvStats, snake
-from zrt.runtime.messages.header import U32
+from zrt.runtime.messages.header import U32, U64
 from zrt.runtime.messages.sampling import (
     CountPenalty,
     LogitBias,
@@ -97,6 +99,24 @@ class Generate(Request):
     n: Annotated[int, Meta(ge=1, le=16)] = 1
 
 
+class Resume(Request):
+    """Go on with a session over this connection, whichever it began on; its events have this `id` from now on.
+
+    `resume` is what its `accepted` said. `index` is how many of its tokens have been heard (the last piece's `index` and the length of its
+    `token_ids`), `chars` how many characters (Unicode code points) of its text: what follows them is told again, once. Answered by
+    `accepted` as before, then a `piece` with what is lacking, then as if nothing had happened; the sessions of one request may share an `id`.
+
+    Errors: resume_expired, the client was away for longer than the lease, or the session had ended longer ago than that; coordinator_lost, the
+    coordinator that ran it is gone, and the session with it: send prompt and answer so far as `token_ids` of a new `generate`, with the same
+    seed; unauthorized, `resume` is not that session's; bad_request, more tokens or characters than there are.
+    """
+
+    session: U64
+    resume: str
+    index: U64 = 0
+    chars: U64 = 0
+
+
 class Cancel(Request):
     """Stop a session, by its id, or all sessions of this client's own `generate`, by the `id` of that; exactly one is given.
 
@@ -123,7 +143,7 @@ class Down(Request):
     """Bring the cluster down; answered by `ok` before it goes."""
 
 
-ClientRequest = Generate | Cancel | Status | Subscribe | Unsubscribe | Down
+ClientRequest = Generate | Resume | Cancel | Status | Subscribe | Unsubscribe | Down
 
 
 # ---- events ---------------------------------------------------------------------------------------------------------
@@ -151,12 +171,15 @@ class Answering(Event, omit_defaults=True, kw_only=True):
 class Accepted(Answering):
     """The session exists: its id, the seed it samples with, and the prompt's length in tokens.
 
-    `notes` says what the model's generation_config asks for and does not get.
+    `resume` is the secret with which it may be resumed, within `lease_s` seconds, over another connection. `notes` says what the model's
+    generation_config asks for and does not get.
     """
 
     session: int
     seed: int
     prompt_tokens: int
+    resume: str = ""
+    lease_s: float = 0.0
     notes: list[str] = []
 
 
@@ -212,7 +235,8 @@ class Finished(Answering):
 class ActorInfo(Struct):
     """One process as the coordinator sees it. `blocks` is "0-14", empty while blank; `silent_ms` is the time since its last beat.
 
-    `done_bytes` of `total_bytes` of its weights are loaded; `rss_bytes` is its resident memory.
+    `done_bytes` of `total_bytes` of its weights are loaded; `rss_bytes` is its resident memory. `stale` counts what it dropped since it
+    came too late: steps of older epochs, messages meant for or sent by processes that are no more.
     """
 
     name: str
@@ -236,6 +260,7 @@ class ActorInfo(Struct):
     silent_ms: int = 0
     kv: KvStats | None = None
     fault: str = ""
+    stale: int = 0
 
 
 class SessionInfo(Struct):
@@ -250,7 +275,8 @@ class SessionInfo(Struct):
 
 
 class Cluster(Event):
-    """The whole cluster at one moment. `ready` is true when every stage has a ready replica."""
+    """The whole cluster at one moment. `ready` is true when every stage has a ready replica; `stale` counts what the coordinator itself
+    dropped since it came too late."""
 
     name: str
     model: str
@@ -260,6 +286,7 @@ class Cluster(Event):
     fault: str = ""
     actors: list[ActorInfo] = []
     sessions: list[SessionInfo] = []
+    stale: int = 0
 
 
 ClientEvent = Ok | Error | Accepted | Progress | Piece | Finished | Cluster

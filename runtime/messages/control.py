@@ -76,7 +76,11 @@ class Assignment(Struct, frozen=True):
 
 
 class Register(Control):
-    """The first message of every process; the reply is `Registered`. `holds` is what a returning process still has loaded."""
+    """The first message of every process; the reply is `Registered`. `holds` is what a returning process still has loaded.
+
+    `cluster` is the id of the cluster it belongs to, empty if it has not joined one yet: another cluster, which may have got the port
+    meanwhile, refuses it as `unauthorized`.
+    """
 
     kind: ActorKind
     endpoint: Label
@@ -86,6 +90,7 @@ class Register(Control):
     device: Label = ""
     memory_bytes: U64 = 0
     holds: Assignment | None = None
+    cluster: str = ""
 
 
 class KvStats(Struct, frozen=True):
@@ -99,7 +104,11 @@ class KvStats(Struct, frozen=True):
 
 
 class Load(Struct):
-    """A block server's counters since its start; times in microseconds."""
+    """A block server's counters since its start; times in microseconds.
+
+    What came too late and was dropped: `dropped_stale` steps, opens and credits of older epochs, `stale` messages meant for another
+    incarnation or sent by a coordinator it has not joined.
+    """
 
     sessions: U64 = 0
     waiting: U64 = 0
@@ -109,6 +118,7 @@ class Load(Struct):
     busy_us: U64 = 0
     dropped_stale: U64 = 0
     kv: KvStats = KvStats()
+    stale: U64 = 0
 
 
 class Beat(Control):
@@ -191,10 +201,11 @@ class ChildDied(Control):
 
 
 class Registered(Control):
-    """The coordinator's answer: its own incarnation, the pace of beats, and whether it knew this process before."""
+    """The coordinator's answer: its own incarnation, the pace of beats, and the id of the cluster, which its later incarnations share."""
 
     incarnation: U64
     beat_ms: U64
+    cluster: str = ""
 
 
 class Assign(Control):

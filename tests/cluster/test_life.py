@@ -256,7 +256,8 @@ def test_the_waiting_is_shown_on_a_terminal(cluster: Running, wanted: str) -> No
 
 
 def test_a_killed_coordinator_comes_back_where_it_was(cluster: Running) -> None:
-    """The sessions it knew are lost, and their clients told."""
+    """The sessions it knew are lost, and their clients told. The stages keep what they hold: nothing is assigned or read again."""
+    stages = {name: process for name, process in cluster.children().items() if name != "coordinator"}
     with answering(cluster, 50000) as (process, _):
         killed = cluster.children()["coordinator"]
         killed.kill()
@@ -267,7 +268,11 @@ def test_a_killed_coordinator_comes_back_where_it_was(cluster: Running) -> None:
     deadline = time.monotonic() + 60
     while cluster.zrt("status", "--json", "--connect", cluster.endpoint).returncode:
         assert time.monotonic() < deadline
-    until_status(cluster, lambda status: bool(status["ready"]))
+    status = until_status(cluster, lambda status: bool(status["ready"]) and len(status["actors"]) == 3)
+    for actor in status["actors"]:
+        if actor["kind"] == "block_server":
+            assert (actor["pid"], actor["done_bytes"]) == (stages[actor["name"]].pid, 0)
+    assert {actor["kind"] for actor in status["actors"]} == {"block_server", "supervisor"}
     assert cluster.zrt(*GREEDY, "--max-tokens", "3").returncode == 0
 
 

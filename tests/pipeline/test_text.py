@@ -1,13 +1,11 @@
 """Text through real stages: what a client reads is what the model's own tokenizer says of the ids, up to a stop string that never shows."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from clusters import Local, local_cluster
 from tokenizers import Tokenizer as Backend
-from vocabularies import BACKENDS, write_tokenizer
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.text import Tokenizer
@@ -19,20 +17,6 @@ PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 RAISES = "{% if messages[0].role != 'user' %}{{ raise_exception('the first turn is the user\\'s') }}{% endif %}" + PLAIN
 
 Speaking = Callable[..., Path]
-
-
-@pytest.fixture
-def speaking(make_model: Callable[..., Path], tmp_path: Path) -> Speaking:
-    """Makes a tiny model whose vocabulary is that of a real kind of tokenizer."""
-
-    def make(kind: str, **settings: object) -> Path:
-        size = BACKENDS[kind]().get_vocab_size()
-        folder = tmp_path / kind
-        shutil.copytree(make_model("llama", vocab_size=size, eos_token_id=None, bos_token_id=None), folder)
-        write_tokenizer(folder, kind, **settings)
-        return folder
-
-    return make
 
 
 def backend(folder: Path) -> Backend:

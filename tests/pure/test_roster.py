@@ -1,9 +1,10 @@
 """Who holds what, and which way a session goes."""
 
 import pytest
+from msgspec.structs import replace
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Address, Beat, Fault, Load, LoadProgress, Register, StateChanged
+from zrt.runtime.messages.control import Address, Assignment, Beat, Fault, Load, LoadProgress, Register, StateChanged
 from zrt.runtime.roster import MOST, Roster, seats
 
 PLAN = seats([(0, 14), (15, 29)], [1, 2])
@@ -150,3 +151,58 @@ def test_processes_are_bounded_in_number() -> None:
     with pytest.raises(ZrtError) as raised:
         join(roster, "one too many")
     assert raised.value.kind == "overloaded"
+
+
+TEMPLATE = Assignment(0, "m", "files", 0, 0, 30, "float32", 1 << 20, 256, 64, 512, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "seat"),
+    [
+        ("stage1.1", {}, "stage1.1"),
+        ("stranger", {}, "stage1.0"),
+        ("stage0", {}, "stage1.0"),
+        ("stage0", {"first": 0, "last": 14}, "stage0"),
+        ("stage1.0", {"last": 28}, None),
+        ("stage1.0", {"first": 14}, None),
+        ("stage1.0", {"model": "n"}, None),
+        ("stage1.0", {"weights": "random"}, None),
+        ("stage1.0", {"dtype": "bfloat16"}, None),
+        ("stage1.0", {"kv_bytes": 1}, None),
+        ("stage1.0", {"context": 255}, None),
+        ("stage1.0", {"chunk": 511}, None),
+    ],
+)
+def test_what_an_earlier_coordinator_gave_is_kept_where_it_fits(
+    name: str, change: dict[str, object], seat: str | None
+) -> None:
+    roster = Roster(PLAN)
+    address = join(roster, name, state="ready")
+    entry = roster.known(address)
+    holds = replace(TEMPLATE, **{"serial": 77, "first": 15, "last": 29, **change})
+    assert roster.take_over(entry, holds, TEMPLATE) == (seat is not None)
+    assert (entry.seat and entry.seat.name) == seat
+    assert (entry.serial, entry.state) == ((77, "loading") if seat else (0, "blank"))
+    assert not entry.routable
+    roster.state_changed(address, StateChanged("ready", 77))
+    assert entry.routable == (seat is not None)
+
+
+def test_a_seat_is_taken_over_once() -> None:
+    roster = Roster(PLAN)
+    holds = replace(TEMPLATE, serial=77, first=0, last=14)
+    taken = [roster.take_over(roster.known(join(roster, name)), holds, TEMPLATE) for name in ("a", "b")]
+    assert taken == [True, False]
+    assert [entry.address.name for entry in roster.place()] == []
+
+
+def test_what_comes_too_late_is_counted() -> None:
+    roster = Roster(PLAN)
+    address = join(roster, "stage0")
+    roster.place()
+    roster.known(address).serial = 5
+    roster.state_changed(address, StateChanged("failed", 4))
+    roster.load_progress(address, LoadProgress(4, 1, 2))
+    with pytest.raises(ZrtError):
+        roster.load_progress(Address("stage0", 9, ""), LoadProgress(5, 1, 2))
+    assert roster.stale == 3

@@ -1,0 +1,144 @@
+"""A coordinator dies and another takes its place: block servers keep their weights, sessions end, and clients may continue them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from clusters import Local, local_cluster, make_server, until_ready
+from peers import until
+
+from zrt.actors.coordinator import Coordinator
+from zrt.runtime.actor import Actor
+from zrt.runtime.client import Client, Stream
+from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.config import parse
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.client import Piece
+from zrt.runtime.messages.control import LoadProgress
+from zrt.runtime.prompts import Prompts
+
+TWO: list[str | None] = ["0-1", "2-3"]
+PROMPT = [5, 17, 99]
+WAIT_S = 30.0
+
+
+@pytest_asyncio.fixture
+async def cluster(make_model: Callable[..., Path]) -> AsyncIterator[Local]:
+    folder = make_model("llama", eos_token_id=None, max_position_embeddings=4096)
+    async with local_cluster(folder, TWO, model_context=4096) as local:
+        yield local
+
+
+async def die(coordinator: Coordinator) -> None:
+    """Without a word to anybody, as after SIGKILL."""
+    await Actor.stop(coordinator)
+
+
+async def successor(local: Local, **settings: Any) -> Coordinator:
+    """Another coordinator of the same cluster, on the same port."""
+    old = local.coordinator
+    folder = Path(old.template.model)
+    text = f'[cluster]\nname = "test"\nlisten = "{old.endpoint}"\n[model]\nref = "{folder}"\ncontext = 4096\n[kv]\nbytes = "64MiB"\n'
+    text += "".join(f'[[stage]]\nblocks = "{blocks}"\n' for blocks in settings.pop("stages", TWO))
+    conf, spec = parse(text, "test"), read_spec(folder)
+    settings.setdefault("cluster", old.cluster)
+    new = Coordinator(conf, folder, spec, Prompts(folder, spec, 4096), port_s=5.0, **settings)
+    await new.start()
+    return new
+
+
+async def begin(cluster: Local, **request: Any) -> tuple[list[int], Any]:
+    """A generation that has said a few tokens: they, and the stream."""
+    stream = cluster.client.generate(token_ids=PROMPT, **request)
+    got: list[int] = []
+    async with asyncio.timeout(WAIT_S):
+        while len(got) < 20:
+            event = await stream.next_event()
+            got += event.token_ids if isinstance(event, Piece) else []
+    return got, stream
+
+
+async def fault(stream: Stream, got: list[int]) -> ZrtError:
+    """What ends the stream, and the tokens that came before."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            async for piece in stream:
+                got += piece.token_ids
+    except ZrtError as error:
+        return error
+    raise AssertionError("it came to its end")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_a_session_is_continued_by_the_tokens_its_client_has(cluster: Local, temperature: float) -> None:
+    request = {"temperature": temperature, "seed": 11}
+    _, wanted, _ = await cluster.generate(token_ids=PROMPT, max_tokens=300, **request)
+    got, stream = await begin(cluster, max_tokens=3000, **request)
+    engines = [server.turns.engine for server in cluster.servers]
+    serials = [server.assignment for server in cluster.servers]
+    await die(cluster.coordinator)
+    new = await successor(cluster)
+    try:
+        loads: list[object] = []
+        new.handle(LoadProgress, loads.append)
+        assert (await fault(stream, got)).kind == "coordinator_lost"
+        await until_ready(cluster.client)
+        assert all(server.coordinator == new.address for server in cluster.servers)
+        _, rest, _ = await cluster.generate(token_ids=PROMPT + got, max_tokens=300 - len(got), **request)
+        assert got + rest == wanted
+        cluster.coordinator = new
+        await cluster.settled()
+        assert [server.turns.engine for server in cluster.servers] == engines
+        assert [server.assignment for server in cluster.servers] == serials
+        assert loads == []
+        assert [len(server.routed) for server in cluster.servers] == [0, 0]
+        for engine in engines:
+            assert engine is not None
+            assert engine.stats().used == 0
+    finally:
+        await new.stop()
+
+
+async def test_what_does_not_fit_the_new_plan_is_loaded_anew(cluster: Local) -> None:
+    engines = [server.turns.engine for server in cluster.servers]
+    await die(cluster.coordinator)
+    new = await successor(cluster, stages=["0-0", "1-3"])
+    try:
+        await until(lambda: len(new.roster.of_kind("block_server")) == 2)
+        async with Client(new.endpoint) as client:
+            await until_ready(client)
+        assert all(server.turns.engine not in engines for server in cluster.servers)
+        assert [server.assignment and server.assignment.last for server in cluster.servers] == [0, 3]
+    finally:
+        await new.stop()
+
+
+async def test_a_block_server_does_not_join_another_cluster_that_got_the_port(cluster: Local) -> None:
+    """Neither one that was told its cluster's id nor one that learned it; one that belongs to none yet does."""
+    assert {server.cluster for server in cluster.servers} == {cluster.coordinator.cluster}
+    await die(cluster.coordinator)
+    other = await successor(cluster, cluster="another")
+    fresh = make_server("fresh", other.endpoint)
+    await fresh.start()
+    try:
+        complaints = [server._complaints._times for server in cluster.servers]
+        await until(lambda: all(times["registration"] >= 2 for times in complaints))
+        await asyncio.wait_for(fresh.registered.wait(), WAIT_S)
+        assert [entry.address.name for entry in other.roster.of_kind("block_server")] == ["fresh"]
+        assert not any(server.registered.is_set() for server in cluster.servers)
+        assert all(server.state == "ready" for server in cluster.servers)
+    finally:
+        await fresh.stop()
+        await other.stop()
+
+
+async def test_a_coordinator_waits_for_the_port_of_the_one_whose_place_it_takes(cluster: Local) -> None:
+    coming = asyncio.create_task(successor(cluster))
+    await asyncio.sleep(0.3)
+    assert not coming.done()
+    await die(cluster.coordinator)
+    new = await asyncio.wait_for(coming, WAIT_S)
+    await new.stop()
