@@ -43,12 +43,15 @@ class BareStep:
 
 
 class BareSessions:
-    """`ready` gives the engine, or raises what the peer is told."""
+    """`ready` gives the engine, or raises what the peer is told; while it `drains`, no session is begun."""
 
-    def __init__(self, actor: Actor, loop: TurnLoop, ready: Callable[[], Engine]) -> None:
+    def __init__(
+        self, actor: Actor, loop: TurnLoop, ready: Callable[[], Engine], *, drains: Callable[[], bool]
+    ) -> None:
         self._actor = actor
         self._loop = loop
         self._ready = ready
+        self._drains = drains
         self._used: dict[BareKey, float] = {}
 
     def __len__(self) -> int:
@@ -58,11 +61,13 @@ class BareSessions:
         try:
             request = decode_inference(bare.frame)
             rows = rows_of(self._ready(), request, "float16")
+            key = BareKey(bare.peer, request.session_id)
+            if key not in self._used and self._drains():
+                raise ZrtError("draining", "this block server is being drained and takes no new sessions")
         except ZrtError as error:
             self._refuse(bare, error)
             return
         now = time.monotonic()
-        key = BareKey(bare.peer, request.session_id)
         self._used[key] = now
         self._loop.add(Waiting(key, request.seq_pos, len(rows), rows, now, origin=BareStep(bare, len(rows))))
 

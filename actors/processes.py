@@ -26,6 +26,7 @@ def run_block_server(
     listen: str,
     advertise: str | None,
     insecure: bool,
+    memory: int,
 ) -> NoReturn:
     """A blank block server that joins the coordinator at `join`."""
 
@@ -41,6 +42,7 @@ def run_block_server(
             threads=(alone, shared_threads or alone),
             listen=listen,
             advertise=advertise,
+            memory_bytes=memory,
         )
 
     _run(make)

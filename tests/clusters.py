@@ -13,7 +13,7 @@ from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import Conf, parse
 from zrt.runtime.messages.control import Close
 from zrt.runtime.prompts import Prompts
-from zrt.runtime.roster import seat_name
+from zrt.runtime.seats import seat_name
 
 READY_S = 60.0
 

@@ -95,7 +95,7 @@ def test_sizes(size: str, count: int) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (SMALL + "[modle]\nref = 'x'", ["modle", "did you mean model?", "cluster, model, kv, limits, stage"]),
+        (SMALL + "[modle]\nref = 'x'", ["modle", "did you mean model?", "cluster, model, spares, kv, limits, stage"]),
         (SMALL + "[spares]\ncount = 1", ["spares", "valid: cluster"]),
         (SMALL + "tp = 2", ["[[stage]] 1", "tp is no key", "blocks, replicas, device, threads, memory"]),
         (SMALL + "theads = 2", ["theads", "did you mean threads?"]),

@@ -4,9 +4,20 @@ import pytest
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Beat, Fault, Load, LoadProgress, Register, StateChanged
-from zrt.runtime.roster import Roster, seats
+from zrt.runtime.roster import Roster
+from zrt.runtime.seats import seats
 
 PLAN = seats([(0, 14), (15, 29)], [1, 2])
+
+
+def make_roster(spares: int = 0) -> Roster:
+    """A block takes 10 bytes, and what holds any 5 more; a pool of KV memory has 60 pages of one block."""
+    return Roster(
+        PLAN,
+        needed=lambda first, last: 5 + 10 * (last - first + 1),
+        pages=lambda first, last: 60 // (last - first + 1),
+        spares=[f"spare{number}" for number in range(spares)],
+    )
 
 
 def join(roster: Roster, name: str, incarnation: int = 1, state: str = "blank") -> Address:
@@ -27,7 +38,7 @@ def test_seats_are_named_by_stage_and_replica() -> None:
 
 
 def test_a_seat_goes_to_the_actor_of_its_name() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     join(roster, "stage1.1")
     join(roster, "stranger")
     placed = roster.place()
@@ -36,7 +47,7 @@ def test_a_seat_goes_to_the_actor_of_its_name() -> None:
 
 
 def test_a_stranger_takes_the_seat_of_a_process_that_will_not_come_back() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     join(roster, "stranger")
     assert roster.place() == []
     roster.lost("stage0", "it ended")
@@ -44,7 +55,7 @@ def test_a_stranger_takes_the_seat_of_a_process_that_will_not_come_back() -> Non
 
 
 def test_a_route_has_one_ready_replica_a_stage_the_least_loaded() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     make_ready(roster, "stage0")
     assert roster.route() is None
     assert not roster.ready
@@ -55,7 +66,7 @@ def test_a_route_has_one_ready_replica_a_stage_the_least_loaded() -> None:
 
 
 def test_a_name_belongs_to_one_living_process() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     make_ready(roster, "stage0")
     with pytest.raises(ZrtError, match="the name stage0 is taken by process 1 on host"):
         join(roster, "stage0", incarnation=2)
@@ -70,7 +81,7 @@ def test_a_name_belongs_to_one_living_process() -> None:
 
 
 def test_what_belongs_to_an_older_assignment_is_ignored() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     address = join(roster, "stage0")
     (entry,) = roster.place()
     entry.serial = 5
@@ -82,7 +93,7 @@ def test_what_belongs_to_an_older_assignment_is_ignored() -> None:
 
 
 def test_a_failed_load_is_the_clusters_fault() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     address = join(roster, "stage0")
     roster.place()
     assert roster.fault() == ""
@@ -91,7 +102,7 @@ def test_a_failed_load_is_the_clusters_fault() -> None:
 
 
 def test_a_stage_is_lost_when_no_replica_is_left_or_comes_back() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     make_ready(roster, "stage1.0", "stage1.1")
     roster.died("stage1.0", 1)
     roster.lost("stage1.0", "gone")
@@ -103,7 +114,7 @@ def test_a_stage_is_lost_when_no_replica_is_left_or_comes_back() -> None:
 
 
 def test_a_stage_is_lost_when_its_process_came_back_and_cannot_load_it() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     make_ready(roster, "stage0", "stage1.0", "stage1.1")
     roster.died("stage0", 1)
     address = join(roster, "stage0", incarnation=2)
@@ -114,7 +125,7 @@ def test_a_stage_is_lost_when_its_process_came_back_and_cannot_load_it() -> None
 
 
 def test_silence_is_told_by_the_last_beat() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     address = join(roster, "stage0")
     assert roster.silent(3.0, 3.0) == []
     assert [entry.address for entry in roster.silent(3.1, 3.0)] == [address]
@@ -123,7 +134,7 @@ def test_silence_is_told_by_the_last_beat() -> None:
 
 
 def test_people_see_also_who_is_awaited() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     join(roster, "stage1.0")
     roster.place()
     infos = roster.infos(2.0)
