@@ -185,7 +185,7 @@ def test_a_zrt_up_that_hangs_is_named_and_nothing_outlives_its_kill(
         assert len(processes) == 3
         cluster.process.send_signal(signal.SIGSTOP)
         with pytest.raises(ZrtError) as raised:
-            asyncio.run(asking.down(None))
+            asyncio.run(asking.down(None, 0.0))
         assert raised.value.kind == "deadline"
         assert f"kill -9 {cluster.process.pid}" in raised.value.message
         cluster.process.kill()
