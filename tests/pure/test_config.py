@@ -28,6 +28,13 @@ def test_the_packaged_file_is_two_stages_of_the_demo_model() -> None:
     assert (conf.kv, conf.limits) == (Kv(1 << 30), Limits())
 
 
+def test_the_file_of_the_readme_is_one() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    conf = config.parse(readme.partition("```toml\n")[2].partition("```")[0], "README.md")
+    assert [stage.replicas for stage in conf.stages] == [1, 2]
+    assert conf.spares.count == 1
+
+
 def test_a_short_file_gets_the_defaults() -> None:
     assert config.parse(SMALL, "") == Conf(model=Model("m"), stages=(Stage(),))
 
