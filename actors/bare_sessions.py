@@ -53,14 +53,17 @@ class BareSession:
 
 
 class BareSessions:
-    """`ready` gives the engine, or raises what the peer is told."""
+    """`ready` gives the engine, or raises what the peer is told; while it `drains`, no session is begun."""
 
-    def __init__(self, actor: Actor, loop: TurnLoop, ready: Callable[[], Engine]) -> None:
+    def __init__(
+        self, actor: Actor, loop: TurnLoop, ready: Callable[[], Engine], *, drains: Callable[[], bool]
+    ) -> None:
         self._actor = actor
         self._loop = loop
         self._ready = ready
         self._sessions: dict[BareKey, BareSession] = {}  # least recently used first
         self._complaints = Complaints(actor.name)
+        self._drains = drains
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -74,11 +77,13 @@ class BareSessions:
             if request.seq_pos + len(rows) > engine.cache.context:
                 text = f"seq_pos {request.seq_pos} + {len(rows)} tokens, the context holds {engine.cache.context}"
                 raise ZrtError("context_exceeded", text)
+            key = BareKey(bare.peer, request.session_id)
+            if key not in self._sessions and self._drains():
+                raise ZrtError("draining", "this block server is being drained and takes no new sessions")
         except ZrtError as error:
             self._refuse(bare, error)
             return
         now = time.monotonic()
-        key = BareKey(bare.peer, request.session_id)
         session = self._sessions.pop(key, None) or BareSession(now)
         session.used = now
         session.waiting += 1

@@ -1,6 +1,6 @@
 """A block server: holds a contiguous range of a model's blocks and runs the steps of many sessions through it.
 
-Receives from the coordinator: Assign, Open, Credit, Close, Shutdown, and InferenceRequest (token ids: prompts, replays).
+Receives from the coordinator: Assign, SetState, Open, Credit, Close, Shutdown, and InferenceRequest (token ids: prompts, replays).
 Receives from the stage before it: InferenceRequest (hidden states; token ids where the last stage closes the ring).
 Receives from any peer, bare: InferenceRequest, answered by InferenceResponse.
 Sends to the coordinator: Register, Beat, StateChanged, LoadProgress, Opened, Sampled, Filled, StepFailed; to the next stage: InferenceRequest.
@@ -31,6 +31,7 @@ from zrt.runtime.messages.control import (
     Load,
     LoadProgress,
     Register,
+    SetState,
     StateChanged,
 )
 from zrt.runtime.messages.inference import WARMING_UP
@@ -45,7 +46,7 @@ COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace
 
 class BlockServer(Member):
     """See the module's docstring. `device` is a torch device, `threads` what its products may use: while it computes alone, and beside
-    other stages of this machine."""
+    other stages of this machine; `memory_bytes` the most it may take in all, 0: what there is."""
 
     def __init__(
         self,
@@ -57,16 +58,19 @@ class BlockServer(Member):
         listen: str,
         advertise: str | None,
         cluster: str = "",
+        memory_bytes: int = 0,
     ) -> None:
         super().__init__(name, "block_server", join=join, listen=listen, advertise=advertise, cluster=cluster)
         self.device = device
+        self.memory_bytes = memory_bytes
         self.threads = threads
         self.assignment: Assignment | None = None
         self._fault: Fault | None = None
         self.turns = TurnLoop(f"{name}-{device}", threads, work=self._work, deliver=self._deliver)
-        self.bare = BareSessions(self, self.turns, self._ready)
+        self.bare = BareSessions(self, self.turns, self._ready, drains=lambda: self.state in ("draining", "drained"))
         self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room)
         self.obey(Assign, self._on_assign)
+        self.obey(SetState, self._on_set_state)
         self.handle_bare(self.bare.on_request)
         self.on_registered(self._on_registered)
 
@@ -112,6 +116,13 @@ class BlockServer(Member):
             self.turns.take_engine(None, assignment.chunk)
             self._set_state("loading")
             self.spawn(self._load(assignment), "load")
+        return Done()
+
+    def _on_set_state(self, envelope: Envelope) -> Control:
+        message = envelope.body
+        assert isinstance(message, SetState)
+        self._ready()
+        self.state = message.state
         return Done()
 
     async def _load(self, assignment: Assignment) -> None:

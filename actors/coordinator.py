@@ -1,8 +1,9 @@
 """The coordinator: registers processes, gives block servers their blocks, takes clients' sessions and streams their tokens.
 
 Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers: StateChanged, LoadProgress, Sampled, Filled, StepFailed.
-Receives from clients (single frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Unsubscribe, Down.
-Sends to block servers: Assign, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill, Shutdown. To clients: events.
+Receives from clients (single frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Unsubscribe,
+Drain, Undrain, Down.
+Sends to block servers: Assign, SetState, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill, Shutdown. To clients: events.
 
 It computes no tensors and never imports torch.
 """
@@ -14,10 +15,12 @@ import time
 from itertools import count
 from pathlib import Path
 
+from zrt.actors.drains import Drains
 from zrt.actors.generations import Generations
 from zrt.runtime.actor import Actor, Bare, Envelope
 from zrt.runtime.admission import Admission
-from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
+from zrt.runtime.capacity import block_server_bytes, kv_pages
+from zrt.runtime.compute.layout import PAGE_TOKENS
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
@@ -27,12 +30,14 @@ from zrt.runtime.messages.client import (
     ClientRequest,
     Cluster,
     Down,
+    Drain,
     Error,
     Generate,
     Ok,
     Resume,
     Status,
     Subscribe,
+    Undrain,
     Unsubscribe,
 )
 from zrt.runtime.messages.control import (
@@ -55,7 +60,8 @@ from zrt.runtime.messages.control import (
 )
 from zrt.runtime.prompts import Prompts
 from zrt.runtime.refusal import WireError
-from zrt.runtime.roster import Roster, Seat, assignment_for, seats, stage_ranges
+from zrt.runtime.roster import Roster, assignment_for
+from zrt.runtime.seats import seats, spare_names, stage_ranges
 from zrt.runtime.sockets import split_endpoint
 from zrt.runtime.wire import MAX_CLIENT_FRAME, decode_client, encode_event
 
@@ -85,7 +91,7 @@ class Coordinator(Actor):
         self.conf = conf
         self.spec = spec
         self.prompts = prompts
-        self.roster = Roster(self._seats())
+        self.roster = self._roster()
         self.cluster = cluster or secrets.token_hex(8)
         self.serials = count(
             secrets.randbits(62)
@@ -93,7 +99,7 @@ class Coordinator(Actor):
         self._port_s = port_s
         self.template = self._template(folder)
         admission = Admission(
-            capacity=self._capacity(),
+            capacity=self.roster.capacity()[0],
             page_tokens=PAGE_TOKENS,
             sessions=conf.limits.sessions,
             queue=conf.limits.queue,
@@ -109,6 +115,7 @@ class Coordinator(Actor):
             lease_s=conf.limits.lease_s,
             idle_s=conf.limits.idle_s,
         )
+        self.drains = Drains(self, self.roster, self.generations, changed=self._roster_changed)
         self._subscribers: dict[tuple[bytes, str], Bare] = {}
         self._changed = asyncio.Event()
         for body_type, handler in (
@@ -148,9 +155,15 @@ class Coordinator(Actor):
 
     # ---- the plan -----------------------------------------------------------------------------------------------
 
-    def _seats(self) -> list[Seat]:
-        ranges = stage_ranges(self.conf, self.spec)
-        return seats([(part.first, part.last) for part in ranges], [stage.replicas for stage in self.conf.stages])
+    def _roster(self) -> Roster:
+        conf, spec = self.conf, self.spec
+        ranges = [(part.first, part.last) for part in stage_ranges(conf, spec)]
+        return Roster(
+            seats(ranges, [stage.replicas for stage in conf.stages]),
+            needed=lambda first, last: block_server_bytes(conf, spec, first, last),
+            pages=lambda first, last: kv_pages(conf, spec, first, last),
+            spares=spare_names(conf),
+        )
 
     def _template(self, folder: Path) -> Assignment:
         """What all stages' assignments have in common. A demo name or hub id is resolved by each machine itself."""
@@ -170,12 +183,6 @@ class Coordinator(Actor):
             chunk=conf.limits.chunk,
             idle_s=conf.limits.idle_s,
         )
-
-    def _capacity(self) -> int:
-        """KV pages of the stage that has the fewest."""
-        most = max(seat.last - seat.first + 1 for seat in self.roster.plan)
-        page_bytes: int = PAGE_TOKENS * kv_token_bytes(self.spec, self.conf.model.dtype) * most
-        return self.conf.kv.bytes // page_bytes
 
     # ---- processes ----------------------------------------------------------------------------------------------
 
@@ -207,6 +214,10 @@ class Coordinator(Actor):
         for entry in self.roster.place():
             assignment = assignment_for(entry, self.template, next(self.serials))
             self.spawn(self._assign(entry.address, assignment), f"assign {entry.address.name}")
+        self._roster_changed()
+
+    def _roster_changed(self) -> None:
+        self.generations.routes_changed()
         self._changed.set()
 
     async def _assign(self, address: Address, assignment: Assignment) -> None:
@@ -218,15 +229,16 @@ class Coordinator(Actor):
 
     def _on_beat(self, envelope: Envelope) -> Control:
         assert isinstance(envelope.body, Beat)
-        self.roster.beat(self._sender(envelope), envelope.body, time.monotonic())
+        entry = self.roster.beat(self._sender(envelope), envelope.body, time.monotonic())
+        if entry.blank:
+            self._place()  # it may have more room than it had
         return Done()
 
     def _on_state(self, envelope: Envelope) -> None:
         message = envelope.body
         assert isinstance(message, StateChanged)
         self.roster.state_changed(self._sender(envelope), message)
-        self.generations.routes_changed()
-        self._changed.set()
+        self._place()
 
     def _on_load_progress(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, LoadProgress)
@@ -255,7 +267,7 @@ class Coordinator(Actor):
             self.roster.restarted(message.name)
         else:
             self.roster.lost(message.name, f"{message.name} ended with status {message.exit} and is not started again")
-        self.generations.routes_changed()
+        self._place()
         return Done()
 
     def _on_peer_death(self, address: Address) -> None:
@@ -328,8 +340,14 @@ class Coordinator(Actor):
             case Unsubscribe():
                 self._subscribers.pop((bare.peer, request.id), None)
                 self._tell_client(bare, Ok(id=request.id))
+            case Drain():
+                self._tell_client(bare, await self.drains.drain(request, lambda event: self._tell_client(bare, event)))
+            case Undrain():
+                await self.drains.undrain(request.name)
+                self._tell_client(bare, Ok(id=request.id))
             case Down():
                 self._tell_client(bare, Ok(id=request.id))
+                await self.drains.all_finished(request.timeout_ms / 1000)
                 self._down()
 
     def _cancel(self, bare: Bare, request: Cancel) -> None:

@@ -16,6 +16,7 @@ PHASES: dict[State, Phase] = {
     State.DECODING: "decoding",
     State.WAITING: "waiting",
     State.PREEMPTED: "preempted",
+    State.PARKED: "parked",
     State.REPLAYING: "replaying",
 }
 

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -17,12 +18,12 @@ from zrt.runtime.detokenise import Detokeniser
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Error, Generate, Resume, SessionInfo, StageShare
-from zrt.runtime.messages.control import Address, Filled, Sampled, SampledToken, StepFailed
+from zrt.runtime.messages.control import Address, Close, Filled, Sampled, SampledToken, StepFailed
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.page_keys import PageKeys
 from zrt.runtime.periodic import Periodic
 from zrt.runtime.prompts import Prompts
-from zrt.runtime.roster import Roster
+from zrt.runtime.roster import Crowd, Roster
 from zrt.runtime.sessions import Piece, Session, State
 from zrt.runtime.stops import StopMatcher
 
@@ -50,11 +51,13 @@ class Generations:
         idle_s: float,
     ) -> None:
         self.dropped_stale = 0
+        self.closed = False
+        """No new session is taken: the cluster is going down."""
         self._actor = actor
         self._roster = roster
         self._prompts = prompts
         self._admission = admission
-        self._routing = Routing(actor, roster, fail=self._fail)
+        self._routing = Routing(actor, roster, crowd=self._crowd, fail=self._fail)
         self._model = model
         self._page_tokens = page_tokens
         self._lease_s = lease_s
@@ -73,6 +76,8 @@ class Generations:
         """Accept a request: tokenise, check that it can ever fit, queue. ZrtError: what the client is told instead."""
         created = time.monotonic()
         prompt = await self._prompts.encode(request)
+        if self.closed:
+            raise ZrtError("draining", "the cluster is going down: it takes no new sessions")
         sampling = self._prompts.sampling(request)
         answers = [self._generation(client, request, prompt, sampling, choice, created) for choice in range(request.n)]
         self._offer(answers)
@@ -165,7 +170,7 @@ class Generations:
             delivery = generation.delivery
             if delivery.stalled_since is not None:
                 self._tend_stalled(generation, now - delivery.stalled_since)
-            elif now - generation.progressed > self._idle_s and self._admission.place(generation.id) is None:
+            elif now - generation.progressed > self._idle_s and self._expected(generation):
                 self._fail(generation, ZrtError("deadline", f"nothing came of it for {self._idle_s:g} s"))
             elif delivery.told < now - QUIET_S:
                 self._tell(generation)
@@ -173,6 +178,10 @@ class Generations:
         if self._tending is not None and not self._live and not self._over:
             self._tending.cancel()
             self._tending = None
+
+    def _expected(self, generation: Generation) -> bool:
+        """Whether something should come of it: it neither waits for its turn nor is parked."""
+        return generation.session.state is not State.PARKED and self._admission.place(generation.id) is None
 
     def _tend_stalled(self, generation: Generation, seconds: float) -> None:
         if generation.delivery.retry():
@@ -243,15 +252,61 @@ class Generations:
     # ---- routes -------------------------------------------------------------------------------------------------
 
     def routes_changed(self) -> None:
-        """A stage became ready, or is lost for good: sessions that wait go on, or end."""
+        """A stage became ready, grew, or is lost for good: sessions that wait or are parked go on, or end."""
+        capacity, room = self._roster.capacity()
+        self._admission.resize(capacity=capacity, room=room, slots=self._roster.num_stages)
         lost = self._roster.stage_lost()
         for generation in list(self._live.values()):
-            if generation.session.state is not State.WAITING:
+            session = generation.session
+            if session.state not in (State.WAITING, State.PARKED):
                 continue
             if lost is not None:
                 self._fail(generation, ZrtError("stage_lost", lost))
-            else:
+            elif self._roster.route(session.route) is None:
+                continue
+            elif session.state is State.WAITING:
                 self._routing.begin(generation)
+            else:
+                self._admission.unpark(session.id)
+        self._admit()
+
+    def _crowd(self, slot: int) -> Crowd:
+        """How many sessions run through each block server, and how many of them in this slot."""
+        routed = [(address.name, one.session.slot) for one in self._live.values() for address in one.session.route]
+        slots = Counter(routed)
+        return {name: (count, slots[name, slot]) for name, count in Counter(name for name, _ in routed).items()}
+
+    def through(self, address: Address) -> list[Generation]:
+        """Those that run through this block server."""
+        return [generation for generation in self._live.values() if address in generation.session.route]
+
+    def move_off(self, generation: Generation, address: Address, why: str) -> bool:
+        """Leave this block server, if that can be done now: the roster offers a route without it, or the session waits for one anyway."""
+        session = generation.session
+        route = self._roster.route(session.route)
+        if session.state is State.PREEMPTED:
+            return True  # it is leaving already
+        if route is not None and address not in route:
+            generation.fault = why
+            self._routing.begin(generation)
+            return True
+        if session.state is State.WAITING:
+            self._routing.send(address, Close(session.id, session.epoch, generation.page_keys()))
+            session.route = [other for other in session.route if other != address]
+            return True
+        return False
+
+    def park(self, generation: Generation, why: str) -> None:
+        """Free what it holds on all stages and keep its history, until there is a route again."""
+        session = generation.session
+        session.epoch += 1
+        session.move(State.PARKED)
+        self._routing.leave(generation)
+        session.route = []
+        self._admission.park(session.id)
+        generation.fault = why
+        generation.progress()
+        self._admit()
 
     def peer_lost(self, address: Address) -> None:
         """Sessions that ran through this process take another route."""

@@ -31,6 +31,7 @@ def run_block_server(
     advertise: str | None,
     insecure: bool,
     cluster: str,
+    memory: int,
 ) -> NoReturn:
     """A blank block server that joins the coordinator at `join`."""
 
@@ -47,6 +48,7 @@ def run_block_server(
             listen=listen,
             advertise=advertise,
             cluster=cluster,
+            memory_bytes=memory,
         )
 
     _run(make)

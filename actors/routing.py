@@ -14,7 +14,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Close, ControlMessage, Credit, Open, Opened
 from zrt.runtime.messages.header import Step
 from zrt.runtime.messages.inference import InferenceRequest
-from zrt.runtime.roster import Roster
+from zrt.runtime.roster import Crowd, Roster
 from zrt.runtime.sessions import Session, Span, State, replay_spans
 
 log = logging.getLogger(__name__)
@@ -29,11 +29,19 @@ MENDED = frozenset({"kv_gap", "kv_full", "warming_up", "model_not_loaded", "stag
 
 
 class Routing:
-    """`fail` ends a generation that no route can save."""
+    """`crowd(slot)` tells how many sessions run where at this moment; `fail` ends a generation that no route can save."""
 
-    def __init__(self, actor: Actor, roster: Roster, *, fail: Callable[[Generation, ZrtError], None]) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        roster: Roster,
+        *,
+        crowd: Callable[[int], Crowd],
+        fail: Callable[[Generation, ZrtError], None],
+    ) -> None:
         self._actor = actor
         self._roster = roster
+        self._crowd = crowd
         self._fail = fail
 
     def begin(self, generation: Generation, delay: float = 0.0) -> None:
@@ -97,11 +105,12 @@ class Routing:
             await asyncio.sleep(delay)
         if session.epoch != epoch or session.finished:
             return
-        left, session.route = session.route, self._roster.route() or []
-        for address in left:
+        before, route = session.route, self._roster.route(session.route, self._crowd(session.slot))
+        session.route = self._roster.holding(before) if route is None else route
+        for address in before:
             if address not in session.route:
                 self.send(address, Close(session.id, epoch))
-        if not session.route:
+        if route is None:
             self._wait(generation)
             return
         session.credit = len(session.tokens) + CREDIT
@@ -143,7 +152,7 @@ class Routing:
             self.retry(generation, session.epoch, error)
 
     def _wait(self, generation: Generation) -> None:
-        """No complete route: the session waits until the roster changes, or ends if that cannot help."""
+        """No complete route: the session waits until the roster changes, or ends if that cannot help. What is left of its route keeps its KV."""
         if generation.session.state is not State.WAITING:
             generation.session.move(State.WAITING)
         lost = self._roster.stage_lost()

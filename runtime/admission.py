@@ -20,16 +20,25 @@ class _Seat:
 
 
 class Admission:
-    """Sessions by id. `capacity` is in pages of `page_tokens` tokens, on the stage that has the fewest."""
+    """Sessions by id. `capacity` is in pages of `page_tokens` tokens, on the stage that has the fewest: of one of its replicas, which a session
+    must fit, and until `resize` says more, of all of them."""
 
     def __init__(self, *, capacity: int, page_tokens: int, sessions: int, queue: int, slots: int) -> None:
         self.capacity = capacity
+        self._room = capacity
         self._page_tokens = page_tokens
         self._max_sessions = sessions
         self._max_queue = queue
         self._queue: deque[tuple[int, int]] = deque()  # id, length
         self._running: dict[int, _Seat] = {}  # oldest first
+        self._parked: dict[int, int] = {}  # id: length
         self._populations = [0] * slots
+
+    def resize(self, *, capacity: int, room: int, slots: int) -> None:
+        """The stages changed: pages of one replica, of all replicas of a stage, and at least as many slots as before."""
+        self.capacity = capacity
+        self._room = room
+        self._populations += [0] * (slots - len(self._populations))
 
     def offer(self, session: int, length: int, max_length: int) -> None:
         """Queue a new session whose history has `length` tokens and may grow to `max_length`.
@@ -57,7 +66,7 @@ class Admission:
         admitted = []
         while self._queue and len(self._running) < self._max_sessions:
             session, length = self._queue[0]
-            room = self.capacity - sum(self._pages(seat.length) for seat in self._running.values())
+            room = self._room - sum(self._pages(seat.length) for seat in self._running.values())
             if self._running and self._pages(length + HEADROOM) > room:
                 break
             self._queue.popleft()
@@ -92,8 +101,19 @@ class Admission:
         seat = self._leave(session)
         self._queue.appendleft((session, seat.length))
 
+    def park(self, session: int) -> None:
+        """A running session holds nothing, and does not wait for its turn either, until `unpark`."""
+        self._parked[session] = self._leave(session).length
+
+    def unpark(self, session: int) -> None:
+        """A parked session goes to the head of the queue."""
+        length = self._parked.pop(session, None)
+        if length is not None:
+            self._queue.appendleft((session, length))
+
     def remove(self, session: int) -> None:
         """The session is over, wherever it was."""
+        self._parked.pop(session, None)
         if session in self._running:
             self._leave(session)
         else:

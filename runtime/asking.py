@@ -1,4 +1,4 @@
-"""The commands that talk to a running cluster: ask once, chat, status, cancel, down."""
+"""The commands that talk to a running cluster: ask once, chat, status, cancel, drain, undrain, down."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from zrt.runtime import running
 from zrt.runtime.client import DOWN_S, Client, Stream
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import Foreground, interruptible, say
-from zrt.runtime.messages.client import Finished, Piece, Progress
+from zrt.runtime.messages.client import Drained, Finished, Piece, Progress
 from zrt.runtime.messages.sampling import TokenLogprobs
 from zrt.runtime.show import Notice, cluster_table, figures
 
@@ -232,13 +232,34 @@ async def cancel(endpoint: str | None, session: int) -> int:
     return 0
 
 
-async def down(endpoint: str | None) -> int:
-    """Bring the cluster down; returns when it is gone, and its `zrt up` with it if that runs on this machine."""
+async def drain(endpoint: str | None, name: str, timeout: float) -> int:
+    """Take a block server out of service; how its sessions get on, and what became of them, go to stderr."""
+    async with Client(endpoint) as client:
+        drained = await client.drain(name, timeout, progress=lambda event: say(_drained(event)))
+    say(_drained(drained))
+    return 0
+
+
+def _drained(event: Drained) -> str:
+    counts = {"left": event.left, "moved": event.moved, "finished": event.finished, "parked": event.parked}
+    told = [f"{count} {what}" for what, count in counts.items() if count]
+    return f"zrt: {event.name} is {event.state}: {', '.join(told) or 'no session ran there'}"
+
+
+async def undrain(endpoint: str | None, name: str) -> int:
+    async with Client(endpoint) as client:
+        await client.undrain(name)
+    return 0
+
+
+async def down(endpoint: str | None, timeout: float) -> int:
+    """Bring the cluster down, once no session runs or the time is up; returns when it is gone, and its `zrt up` with it if that runs on this
+    machine."""
     async with Client(endpoint) as client:
         parent = running.parent_of(client.endpoint)
         ended = None if parent is None else _end_of(parent)
         try:
-            await client.down()
+            await client.down(timeout)
             if ended is not None:
                 await asyncio.wait_for(ended, DOWN_S)
         except (ZrtError, TimeoutError) as error:

@@ -48,12 +48,14 @@ class StageNeeds(msgspec.Struct, frozen=True):
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """A cluster's plan in bytes: all stages, and the machine that runs them. `kv_tokens` is the room of the tightest stage."""
+    """A cluster's plan in bytes: all stages, and the machine that runs them. `kv_tokens` is the room of the tightest stage; `spares_bytes` is
+    what the spares take while they are blank, and for weights and KV they have what the process leaves that they replace."""
 
     stages: tuple[StageNeeds, ...]
     context: int
     kv_tokens: int
     coordinator_bytes: int
+    spares_bytes: int
     needed_bytes: int
     available_bytes: int
 
@@ -77,12 +79,14 @@ def needs(conf: Conf, spec: ModelSpec, ranges: list[Blocks], available: int) -> 
         _stage_needs(conf, spec, number, stage, blocks)
         for number, (stage, blocks) in enumerate(zip(conf.stages, ranges, strict=True))
     )
+    spares_bytes = conf.spares.count * BLOCK_SERVER_BYTES
     return Needs(
         stages=stages,
         context=min(conf.model.context, spec.max_positions),
         kv_tokens=min(stage.kv_tokens for stage in stages),
         coordinator_bytes=COORDINATOR_BYTES,
-        needed_bytes=COORDINATOR_BYTES + sum(stage.replicas * stage.host_bytes for stage in stages),
+        spares_bytes=spares_bytes,
+        needed_bytes=COORDINATOR_BYTES + spares_bytes + sum(stage.replicas * stage.host_bytes for stage in stages),
         available_bytes=available,
     )
 
@@ -100,11 +104,22 @@ def shortage(needs: Needs) -> ZrtError | None:
             lacks.append(f"{_breakdown(stage)}; it may take {in_words(stage.memory)}: {_WAYS_OUT}, or raise its memory")
     if needs.needed_bytes > needs.available_bytes:
         each = "; ".join(_breakdown(stage) for stage in needs.stages)
+        spares = f"; spares {in_words(needs.spares_bytes)}" if needs.spares_bytes else ""
         lacks.append(
             f"the cluster needs {in_words(needs.needed_bytes)} of this machine's memory, and {in_words(needs.available_bytes)} "
-            f"are available. {each}; coordinator {in_words(needs.coordinator_bytes)}. {_WAYS_OUT[0].upper()}{_WAYS_OUT[1:]}"
+            f"are available. {each}; coordinator {in_words(needs.coordinator_bytes)}{spares}. {_WAYS_OUT[0].upper()}{_WAYS_OUT[1:]}"
         )
     return ZrtError("insufficient_memory", "\n".join(lacks)) if lacks else None
+
+
+def block_server_bytes(conf: Conf, spec: ModelSpec, first: int, last: int) -> int:
+    """What a block server takes in all that holds these blocks."""
+    return shard_bytes(spec, first, last, conf.model.dtype) + conf.kv.bytes + process_bytes(conf, spec)
+
+
+def kv_pages(conf: Conf, spec: ModelSpec, first: int, last: int) -> int:
+    """The KV pages a block server has that holds these blocks."""
+    return conf.kv.bytes // (PAGE_TOKENS * (last - first + 1) * kv_token_bytes(spec, conf.model.dtype))
 
 
 def process_bytes(conf: Conf, spec: ModelSpec) -> int:

@@ -109,7 +109,25 @@ def parser() -> argparse.ArgumentParser:
     fetch = _command(commands, "fetch", _fetch, "download a model into the cache, and print its folder")
     fetch.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
 
-    down = _command(commands, "down", _down, "bring the cluster down, and return when it is gone")
+    drain = _command(commands, "drain", _drain, "take a block server out of service with nothing lost", _DRAIN)
+    drain.add_argument("name", metavar="NAME", help="the block server's, as `zrt status` shows it")
+    drain.add_argument(
+        "--timeout",
+        type=words.seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds sessions may go on there (default: 30)",
+    )
+    _connect_words(drain)
+
+    undrain = _command(commands, "undrain", _undrain, "let a drained block server serve again")
+    undrain.add_argument("name", metavar="NAME", help="the block server's")
+    _connect_words(undrain)
+
+    down = _command(commands, "down", _down, "bring the cluster down, and return when it is gone", _DOWN)
+    down.add_argument(
+        "--timeout", type=words.seconds, default=5.0, metavar="S", help="seconds sessions may go on (default: 5)"
+    )
     _connect_words(down)
 
     actor = commands.add_parser("actor", help="start one process by hand", description="Start one process by hand.")
@@ -123,6 +141,11 @@ _GENERATE = """Stream one answer to stdout; how fast it came goes to stderr. Ctr
 _CHAT = """Talk, turn by turn: each line is a turn, and all turns are context of the next. Ctrl-C ends the answer that is being given;
 Ctrl-C or Ctrl-D instead of a line leaves."""
 
+_DRAIN = """Take a block server out of service with nothing lost: its sessions move to another replica of its stage. Where there is none they
+may finish; what still runs when the time is up is parked, and goes on when a replica, a restart or `zrt undrain` comes. The block server
+keeps its weights."""
+_DOWN = """Bring the cluster down, and return when it is gone. No session is taken any more; those that are there may finish until the time
+is up. A second `zrt down` does not wait for them."""
 _PLAN = """Show which stage of a cluster file gets which blocks, and what memory that takes of what there is. Nothing is started; of the
 model, no weights are needed. Exit status 1 when memory is short."""
 _CHECK = """Say what a model is, and list all that keeps it from being run: from its config, its tokenizer and the headers of its weights.
@@ -168,6 +191,13 @@ def _actor_words(kinds: Any) -> None:
         type=words.positive,
         metavar="N",
         help="those while other stages of this machine compute as well (default: as --threads)",
+    )
+    server.add_argument(
+        "--memory",
+        type=words.size,
+        default=0,
+        metavar="SIZE",
+        help="the most it may take, such as 8GiB (default: what there is)",
     )
     server.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
     server.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
@@ -361,10 +391,22 @@ def _cancel(arguments: argparse.Namespace) -> int:
     return _run(lambda: asking.cancel(arguments.connect, arguments.session))
 
 
+def _drain(arguments: argparse.Namespace) -> int:
+    from zrt.runtime import asking
+
+    return _run(lambda: asking.drain(arguments.connect, arguments.name, arguments.timeout))
+
+
+def _undrain(arguments: argparse.Namespace) -> int:
+    from zrt.runtime import asking
+
+    return _run(lambda: asking.undrain(arguments.connect, arguments.name))
+
+
 def _down(arguments: argparse.Namespace) -> int:
     from zrt.runtime import asking
 
-    return _run(lambda: asking.down(arguments.connect))
+    return _run(lambda: asking.down(arguments.connect, arguments.timeout))
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -411,6 +453,7 @@ def _block_server(arguments: argparse.Namespace) -> int:
         advertise=arguments.advertise,
         insecure=arguments.insecure,
         cluster=arguments.cluster_id,
+        memory=arguments.memory,
     )
 
 

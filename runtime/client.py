@@ -26,6 +26,8 @@ from zrt.runtime.messages.client import (
     ClientRequest,
     Cluster,
     Down,
+    Drain,
+    Drained,
     Error,
     Finished,
     Generate,
@@ -35,6 +37,7 @@ from zrt.runtime.messages.client import (
     Resume,
     Status,
     Subscribe,
+    Undrain,
     Unsubscribe,
 )
 from zrt.runtime.outbox import Frames
@@ -48,6 +51,10 @@ STALL_S: Final = 5.0
 """After this long without a word another connection is tried: this one may be dead without our having been told."""
 LATE_S: Final = 5.0
 """How much longer than its lease a session is worth a connection: whoever comes too late should hear just that."""
+DRAIN_S: Final = 30.0
+"""How long sessions may go on at a block server that is being drained."""
+LEAVE_S: Final = 5.0
+"""How long sessions may go on in a cluster that goes down."""
 DOWN_S: Final = 20.0
 """How long a cluster may take to go: its processes get some seconds to end in good order, and are killed then."""
 
@@ -219,14 +226,41 @@ class Client:
         """End a session, whoever started it. ZrtError unknown_session."""
         await self._ask(Cancel(id=self._next_id(), session=session))
 
-    async def down(self) -> None:
-        """Bring the cluster down; returns when its coordinator, the last to go, is gone. ZrtError deadline: after DOWN_S it is not."""
-        await self._ask(Down(id=self._next_id()))
+    async def drain(
+        self, name: str, timeout: float = DRAIN_S, *, progress: Callable[[Drained], None] | None = None
+    ) -> Drained:
+        """Take a block server out of service: its sessions move to another replica, or may finish for `timeout` seconds and are parked then.
+
+        Returns what became of them once none runs there; `progress` hears how it gets on. It keeps its weights until `undrain`. ZrtError as
+        Drain in messages/client.py says.
+        """
+        request = Drain(id=self._next_id(), name=name, timeout_ms=round(timeout * 1000))
+        with _Events(self, request.id) as events:
+            self._send(request)
+            while True:
+                event = await events.next()
+                if not isinstance(event, Drained):
+                    raise ZrtError("internal", f"a drain was answered by {type(event).__name__}")
+                if event.state == "drained":
+                    return event
+                if progress is not None:
+                    progress(event)
+
+    async def undrain(self, name: str) -> None:
+        """Let a draining or drained block server serve again. ZrtError bad_request: there is none of this name, or it is neither."""
+        await self._ask(Undrain(id=self._next_id(), name=name))
+
+    async def down(self, timeout: float = LEAVE_S) -> None:
+        """Bring the cluster down, `timeout` seconds from now if sessions run for so long. Returns when its coordinator, the last to go, is gone.
+
+        A second call, by whomever, does not wait for sessions. ZrtError deadline: DOWN_S later it is still there.
+        """
+        await self._ask(Down(id=self._next_id(), timeout_ms=round(timeout * 1000)))
         try:
-            async with asyncio.timeout(DOWN_S):
+            async with asyncio.timeout(timeout + DOWN_S):
                 await self._down.wait()
         except TimeoutError:
-            text = f"the cluster at {self.endpoint} was told to end {DOWN_S:g} s ago and is still there"
+            text = f"the cluster at {self.endpoint} was told to end {timeout + DOWN_S:g} s ago and is still there"
             raise ZrtError("deadline", text) from None
         self._end(self._broken())
 

@@ -51,6 +51,15 @@ class Stage(msgspec.Struct, frozen=True):
     memory: int | None = None
 
 
+class Spares(msgspec.Struct, frozen=True):
+    """`count` blank block servers that take over any range of blocks that is lost; the rest as in Stage."""
+
+    count: AtLeastZero = 0
+    device: str = "cpu"
+    threads: AtLeastOne | None = None
+    memory: int | None = None
+
+
 class Kv(msgspec.Struct, frozen=True):
     """The KV pool of each block server, in bytes."""
 
@@ -74,6 +83,7 @@ class Conf(msgspec.Struct, frozen=True):
     model: Model
     stages: tuple[Stage, ...]
     cluster: Cluster = Cluster()
+    spares: Spares = Spares()
     kv: Kv = Kv()
     limits: Limits = Limits()
 
@@ -135,9 +145,9 @@ def override(conf: Conf, *, model: str | None = None, stages: int | None = None)
     return conf
 
 
-def threads(conf: Conf, stage: Stage, cores: int) -> tuple[int, int]:
+def threads(conf: Conf, stage: Stage | Spares, cores: int) -> tuple[int, int]:
     """The compute threads of each replica of `stage` on a machine of `cores` cores that runs them all: every core while one stage computes
-    at a time, its share while all do."""
+    at a time, its share while all do. A spare counts as the replica whose place it takes."""
     replicas = sum(each.replicas for each in conf.stages)
     return stage.threads or cores, stage.threads or max(1, cores // replicas)
 
@@ -158,7 +168,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-_TABLES: Final[dict[str, type[msgspec.Struct]]] = {"cluster": Cluster, "model": Model, "kv": Kv, "limits": Limits}
+_TABLES: Final[dict[str, type[msgspec.Struct]]] = {
+    "cluster": Cluster,
+    "model": Model,
+    "spares": Spares,
+    "kv": Kv,
+    "limits": Limits,
+}
 _UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -220,10 +236,10 @@ def _listen(value: object) -> str:
     return text
 
 
-def _size(value: object) -> int:
-    """Bytes of an int or of a text such as "1GiB" or "1.5 GiB"."""
+def size(value: object) -> int:
+    """Bytes of an int or of a text such as "1GiB" or "1.5 GiB". Raises ValueError."""
     match msgspec.convert(value, int | str):
-        case int(size):
+        case int(count):
             pass
         case text:
             found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text, re.ASCII)
@@ -231,18 +247,18 @@ def _size(value: object) -> int:
                 raise ValueError(
                     f'{text!r} is no size; write bytes or a text such as "1GiB" (units {", ".join(_UNITS)})'
                 )
-            size = int(float(found[1]) * _UNITS[found[2]])
-    if size < 1:
+            count = int(float(found[1]) * _UNITS[found[2]])
+    if count < 1:
         raise ValueError(f"{value!r} is no size above 0")
-    return size
+    return count
 
 
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "blocks": _blocks,
     "device": _device,
     "listen": _listen,
-    "bytes": _size,
-    "memory": _size,
+    "bytes": size,
+    "memory": size,
 }
 
 

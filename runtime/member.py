@@ -14,6 +14,7 @@ from msgspec import Struct
 from zrt.runtime.actor import Actor, Answer, Envelope, Handler
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.link import Link
+from zrt.runtime.machine import available_memory
 from zrt.runtime.messages.control import (
     ActorKind,
     ActorState,
@@ -63,6 +64,8 @@ class Member(Actor):
     ) -> None:
         super().__init__(name, listen=listen, advertise=advertise, limit=limit)
         self.kind: ActorKind = kind
+        self.memory_bytes = 0
+        """The most it may take; 0: no limit of its own."""
         self.state: ActorState = "starting"
         self.coordinator = Address("coordinator", 0, join)
         self.cluster = cluster
@@ -105,8 +108,16 @@ class Member(Actor):
 
     def registration(self) -> Register:
         """What this process tells the coordinator first, each time it joins."""
-        host = socket.gethostname()
-        return Register(self.kind, self.endpoint, os.getpid(), host, self.state, cluster=self.cluster)
+        return Register(
+            self.kind,
+            self.endpoint,
+            os.getpid(),
+            socket.gethostname(),
+            self.state,
+            memory_bytes=self.memory_bytes,
+            room_bytes=self._room_bytes(),
+            cluster=self.cluster,
+        )
 
     def load(self) -> Load | None:
         """What each beat carries."""
@@ -218,10 +229,15 @@ class Member(Actor):
 
     async def _send_beat(self, beats: Periodic) -> None:
         try:
-            await self.ask_coordinator(Beat(self.state, self.lag_ms, _rss_bytes(), self.load()), timeout=SILENCE_S)
+            beat = Beat(self.state, self.lag_ms, _rss_bytes(), self.load(), self._room_bytes())
+            await self.ask_coordinator(beat, timeout=SILENCE_S)
         except ZrtError as error:
             if beats is self._beats:  # else it belongs to an earlier registration
                 self._lose(str(error))
+
+    def _room_bytes(self) -> int:
+        """What a blank process could grow to: the coordinator gives it blocks by that. Nobody asks it of others, so they do not look."""
+        return available_memory() + _rss_bytes() if self.state == "blank" else 0
 
     def _lose(self, why: str) -> None:
         if not self.registered.is_set():

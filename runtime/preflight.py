@@ -17,7 +17,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import say
 from zrt.runtime.machine import available_memory
 from zrt.runtime.models import resolve
-from zrt.runtime.roster import stage_ranges
+from zrt.runtime.seats import stage_ranges
 from zrt.runtime.show import Bars
 
 WIDE: Final = 1000
@@ -147,9 +147,10 @@ def _print_plan(conf: Conf, spec: ModelSpec, found: Needs) -> None:
             memory,
         )
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
+    spares = " and spares" if found.spares_bytes else ""
     _print_lines(
         [
-            f"in all {in_words(found.needed_bytes)} with the coordinator; {in_words(found.available_bytes)} of this machine's "
+            f"in all {in_words(found.needed_bytes)} with the coordinator{spares}; {in_words(found.available_bytes)} of this machine's "
             "memory are available"
         ]
     )

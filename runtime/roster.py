@@ -1,15 +1,11 @@
 """Who is there, what each holds, and which way a session goes. Pure: no sockets, no clock (times are passed in)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
-from zrt.runtime.capacity import wishes
-from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
-from zrt.runtime.compute.spec import ModelSpec
-from zrt.runtime.config import Conf
+from zrt.runtime.entries import Entry
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import ActorInfo
 from zrt.runtime.messages.control import (
@@ -18,91 +14,47 @@ from zrt.runtime.messages.control import (
     Address,
     Assignment,
     Beat,
-    Fault,
-    Load,
     LoadProgress,
     Register,
     StateChanged,
 )
-from zrt.runtime.plan import Blocks, plan
+from zrt.runtime.seating import Seating
+from zrt.runtime.seats import Seat
 
 MOST: Final = 1024
 """Processes known at once; more would be strangers."""
 
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A place in the plan: replica `replica` of stage `stage`, for blocks first..last, usually taken by the actor called `name`."""
-
-    name: str
-    stage: int
-    replica: int
-    first: int
-    last: int
-
-
-def seat_name(stage: int, replica: int, replicas: int) -> str:
-    """A stage's only replica is called `stage0`, several are `stage0.0`, `stage0.1`."""
-    return f"stage{stage}" if replicas == 1 else f"stage{stage}.{replica}"
-
-
-def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
-    """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config."""
-    dtype = conf.model.dtype
-    return plan(
-        [block_bytes(spec, dtype)] * spec.num_blocks,
-        embedding_bytes(spec, dtype),
-        head_bytes(spec, dtype),
-        wishes(conf, spec),
-    )
-
-
-def seats(ranges: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Seat]:
-    """One seat a replica, in pipeline order."""
-    return [
-        Seat(seat_name(stage, replica, count), stage, replica, first, last)
-        for stage, ((first, last), count) in enumerate(zip(ranges, replicas, strict=True))
-        for replica in range(count)
-    ]
-
-
-@dataclass(slots=True)
-class Entry:
-    """One registered process. Times are monotonic seconds, of the coordinator's clock."""
-
-    address: Address
-    kind: ActorKind
-    pid: int
-    host: str
-    device: str
-    state: ActorState
-    last_beat: float
-    seat: Seat | None = None
-    serial: int = 0
-    done_bytes: int = 0
-    total_bytes: int = 0
-    fault: Fault | None = None
-    load: Load = field(default_factory=Load)
-    rss_bytes: int = 0
-    busy_share: float = 0.0
-    beaten: bool = False
-
-    @property
-    def routable(self) -> bool:
-        return self.kind == "block_server" and self.state == "ready" and self.seat is not None
+Crowd = Mapping[str, tuple[int, int]]
+"""By actor: how many sessions run there, and how many of them in the slot that is asked for."""
 
 
 class Roster:
-    """The processes of one cluster, and the seats of its plan."""
+    """The processes of one cluster, and the seats of its plan.
 
-    def __init__(self, plan: Sequence[Seat]) -> None:
-        self.plan = list(plan)
-        self.num_stages = 1 + max((seat.stage for seat in plan), default=-1)
+    `needed(first, last)` is the bytes a block server takes in all that holds these blocks, `pages(first, last)` the KV pages it then has.
+    `spares` are the names of the blank block servers that are started along.
+    """
+
+    def __init__(
+        self,
+        plan: Sequence[Seat],
+        *,
+        needed: Callable[[int, int], int],
+        pages: Callable[[int, int], int],
+        spares: Sequence[str] = (),
+    ) -> None:
+        self._pages = pages
+        self._names = [seat.name for seat in plan] + list(spares)
         self._entries: dict[str, Entry] = {}
+        self._seating = Seating(plan, self._entries, needed, set(self._names))
         self._restarts: dict[str, int] = {}
         self._lost: dict[str, str] = {}
         self.stale = 0
         """Messages of processes that are not here (any more), and of older assignments."""
+
+    @property
+    def num_stages(self) -> int:
+        return self._seating.num_stages
 
     # ---- what is heard ------------------------------------------------------------------------------------------
 
@@ -121,6 +73,7 @@ class Roster:
         if old is None and len(self._entries) >= MOST:
             raise ZrtError("overloaded", f"{MOST} processes have registered already")
         entry = Entry(address, message.kind, message.pid, message.host, message.device, message.state, now)
+        entry.memory_bytes, entry.room_bytes = message.memory_bytes, message.room_bytes
         if old is not None:
             entry.seat, entry.serial, entry.load = old.seat, old.serial, old.load
             entry.beaten = old.beaten
@@ -128,6 +81,7 @@ class Roster:
             entry.state = "blank"  # what it holds is of an assignment that nobody remembers
         self._entries[address.name] = entry
         self._lost.pop(address.name, None)
+        self._seating.awaited.discard(address.name)
         return entry
 
     def take_over(self, entry: Entry, holds: Assignment, template: Assignment) -> bool:
@@ -137,7 +91,7 @@ class Roster:
         """
         if entry.seat is not None or replace(holds, serial=0, first=0, last=0) != template:
             return False
-        free = [seat for seat in self._empty() if (seat.first, seat.last) == (holds.first, holds.last)]
+        free = [seat for seat in self._seating.empty() if (seat.first, seat.last) == (holds.first, holds.last)]
         if not free:
             return False
         entry.seat = next((seat for seat in free if seat.name == entry.address.name), free[0])
@@ -153,7 +107,7 @@ class Roster:
             raise ZrtError("unknown_session", f"{address.name} is not registered here: register first")
         return entry
 
-    def beat(self, address: Address, message: Beat, now: float) -> None:
+    def beat(self, address: Address, message: Beat, now: float) -> Entry:
         entry = self.known(address)
         if message.load is not None:
             seconds = now - entry.last_beat
@@ -163,8 +117,10 @@ class Roster:
         entry.last_beat = now
         entry.beaten = True
         entry.rss_bytes = message.rss_bytes
-        if entry.kind != "block_server":
+        entry.room_bytes = message.room_bytes
+        if entry.seat is None:
             entry.state = message.state
+        return entry
 
     def state_changed(self, address: Address, message: StateChanged) -> Entry:
         entry = self.known(address)
@@ -187,13 +143,18 @@ class Roster:
         entry = self._entries.get(name)
         if entry is None or incarnation not in (0, entry.address.incarnation):
             return None
-        return self._entries.pop(name)
+        del self._entries[name]
+        self._seating.room_changes(entry.host, entry.rss_bytes)
+        return entry
 
     def restarted(self, name: str) -> None:
+        """A process ended, and is started again."""
+        self._seating.awaited.discard(name)
         self._restarts[name] = self._restarts.get(name, 0) + 1
 
     def lost(self, name: str, why: str) -> None:
         """A process that will not be started again."""
+        self._seating.awaited.discard(name)
         self._lost[name] = why
 
     def silent(self, now: float, limit: float) -> list[Entry]:
@@ -203,38 +164,67 @@ class Roster:
     # ---- what follows -------------------------------------------------------------------------------------------
 
     def place(self) -> list[Entry]:
-        """Give empty seats to blank block servers: a seat to the actor of its name, what is left to actors of no seat's name."""
-        empty = self._empty()
-        names = {seat.name for seat in self.plan}
-        blank = [
-            entry
-            for entry in self._entries.values()
-            if entry.kind == "block_server" and entry.seat is None and entry.state == "blank"
-        ]
-        placed = []
-        for seat in empty:
-            entry = next((e for e in blank if e.address.name == seat.name), None)
-            if entry is None and seat.name in self._lost:
-                entry = next((e for e in blank if e.address.name not in names), None)
-            if entry is not None:
-                blank.remove(entry)
-                entry.seat = seat
-                placed.append(entry)
-        return placed
+        """Give what the plan lacks to blank block servers; those that got a seat. See Seating.place."""
+        return self._seating.place()
 
-    def _empty(self) -> list[Seat]:
-        taken = {(entry.seat.stage, entry.seat.replica) for entry in self._entries.values() if entry.seat}
-        return [seat for seat in self.plan if (seat.stage, seat.replica) not in taken]
+    def drain(self, name: str) -> Entry:
+        """Offer this replica to no new session. ZrtError as the client message Drain."""
+        entry = self._block_server(name)
+        if entry.state in ("draining", "drained"):
+            raise ZrtError("draining", f"{name} is {entry.state}: `zrt undrain {name}` lets it serve again")
+        if entry.state in ("starting", "loading"):
+            raise ZrtError("warming_up", f"{name} is {entry.state}: drain it when it is ready")
+        if not entry.routable:
+            raise ZrtError("model_not_loaded", f"{name} is {entry.state}: it serves nothing that could be drained")
+        entry.state = "draining"
+        return entry
 
-    def route(self) -> list[Address] | None:
-        """One ready replica a stage, the least loaded; None while a stage has none."""
+    def undrain(self, name: str) -> Entry:
+        """Offer it again. ZrtError as the client message Undrain."""
+        entry = self._block_server(name)
+        if entry.state not in ("draining", "drained"):
+            raise ZrtError("bad_request", f"{name} is {entry.state}, not drained")
+        entry.state = "ready"
+        return entry
+
+    def _block_server(self, name: str) -> Entry:
+        entry = self._entries.get(name)
+        if entry is None or entry.kind != "block_server":
+            names = ", ".join(sorted(entry.address.name for entry in self.of_kind("block_server"))) or "none"
+            raise ZrtError("bad_request", f"there is no block server called {name}; there are: {names}")
+        return entry
+
+    def route(self, current: Collection[Address] = (), crowd: Crowd | None = None) -> list[Address] | None:
+        """One replica a stage; None while a stage has none.
+
+        A session stays where it is (`current`) as long as that replica is ready, or drains and is the only one. Else it goes where the fewest
+        sessions are, of equals where the fewest share its slot: so all slots spread over all replicas, and no stage waits for another.
+        """
         chosen = []
         for stage in range(self.num_stages):
-            ready = [e for e in self._entries.values() if e.routable and e.seat and e.seat.stage == stage]
-            if not ready:
+            holders = self._seating.holders(stage)
+            ready = [entry for entry in holders if entry.routable]
+            stays = [entry for entry in ready or holders if entry.serving and entry.address in current]
+            offered = stays or ready
+            if not offered:
                 return None
-            chosen.append(min(ready, key=lambda entry: (entry.load.sessions, entry.address.name)).address)
+            chosen.append(min(offered, key=lambda entry: _preference(entry, crowd or {})).address)
         return chosen
+
+    def holding(self, addresses: Sequence[Address]) -> list[Address]:
+        """Those of a session's replicas that are still there, and so still hold what they had of it."""
+        serving = {entry.address for entry in self._entries.values() if entry.serving}
+        return [address for address in addresses if address in serving]
+
+    def capacity(self) -> tuple[int, int]:
+        """KV pages that one session may have, and all together: of the stage that has the fewest."""
+        of_one, of_all = [], []
+        for stage in range(self.num_stages):
+            seat = self._seating.of_stage(stage)[0]
+            pages = self._pages(seat.first, seat.last)
+            of_one.append(pages)
+            of_all.append(pages * max(1, sum(entry.routable for entry in self._seating.holders(stage))))
+        return min(of_one), min(of_all)
 
     @property
     def ready(self) -> bool:
@@ -242,23 +232,36 @@ class Roster:
 
     def fault(self) -> str:
         """Why the cluster cannot become ready by itself; empty when it can or is."""
-        for entry in self._entries.values():
-            if entry.state == "failed" and entry.fault is not None:
-                return f"{entry.fault.kind}: {entry.fault.message} ({entry.fault.where or entry.address.name})"
-        return self.stage_lost() or ""
+        for stage in range(self.num_stages):
+            lost = self._why_lost(stage)
+            if lost is not None:
+                for entry in self._seating.seated(stage):
+                    if entry.fault:
+                        return f"{entry.fault.kind}: {entry.fault.message} ({entry.fault.where or entry.address.name})"
+                return lost
+        return ""
 
     def stage_lost(self) -> str | None:
         """The first stage that has no replica and will get none, in words: its processes are not started again, or cannot load it."""
-        for stage in range(self.num_stages):
-            plan = [seat for seat in self.plan if seat.stage == stage]
-            holders = [entry for entry in self._entries.values() if entry.seat and entry.seat.stage == stage]
-            if any(entry.state != "failed" for entry in holders):
-                continue
-            reasons = [f"{entry.fault.kind}: {entry.fault.message}" for entry in holders if entry.fault]
-            reasons += [self._lost[seat.name] for seat in plan if seat.name in self._lost]
-            if len(reasons) >= len(plan):
-                return f"stage {stage} (blocks {plan[0].first}-{plan[0].last}) is lost: {reasons[-1]}"
-        return None
+        return next((why for stage in range(self.num_stages) if (why := self._why_lost(stage)) is not None), None)
+
+    def _why_lost(self, stage: int) -> str | None:
+        if self._seating.holders(stage) or any(self._may_take(name, stage) for name in self._names):
+            return None
+        seats = self._seating.of_stage(stage)
+        reasons = ["no process that is left has the memory for it"]
+        reasons += [
+            f"{entry.fault.kind}: {entry.fault.message}" for entry in self._seating.seated(stage) if entry.fault
+        ]
+        reasons += [self._lost[seat.name] for seat in seats if seat.name in self._lost]
+        return f"stage {stage} (blocks {seats[0].first}-{seats[0].last}) is lost: {reasons[-1]}"
+
+    def _may_take(self, name: str, stage: int) -> bool:
+        """Whether a process that is awaited (again) may take a seat of this stage: it does, unless a seat of its own name is empty elsewhere."""
+        if name in self._entries or name in self._lost:
+            return False
+        own = [seat.stage for seat in self._seating.empty() if seat.name == name]
+        return not own or stage in own
 
     def find(self, name: str) -> Entry | None:
         return self._entries.get(name)
@@ -268,46 +271,20 @@ class Roster:
 
     def infos(self, now: float) -> list[ActorInfo]:
         """Every process, for people: block servers in pipeline order first, and those that are awaited or lost."""
-        infos = [self._info(entry, now) for entry in self._entries.values()]
-        here = set(self._entries)
-        for seat in self.plan:
-            if seat.name not in here:
-                state: ActorState = "failed" if seat.name in self._lost else "starting"
-                fault = self._lost.get(seat.name, "")
-                restarts = self._restarts.get(seat.name, 0)
-                infos.append(
-                    ActorInfo(seat.name, "block_server", state, stage=seat.stage, restarts=restarts, fault=fault)
-                )
+        infos = [entry.info(now, self._restarts.get(name, 0)) for name, entry in self._entries.items()]
+        seats = {seat.name: seat.stage for seat in reversed(self._seating.empty())}
+        for name in self._names:
+            if name not in self._entries:
+                state: ActorState = "failed" if name in self._lost else "starting"
+                fault = self._lost.get(name, "")
+                restarts = self._restarts.get(name, 0)
+                stage = seats.get(name, -1)
+                infos.append(ActorInfo(name, "block_server", state, stage=stage, restarts=restarts, fault=fault))
         return sorted(infos, key=lambda info: (info.stage if info.stage >= 0 else 1 << 30, info.name))
 
-    def _info(self, entry: Entry, now: float) -> ActorInfo:
-        seat = entry.seat
-        fault = entry.fault
-        load = entry.load
-        return ActorInfo(
-            name=entry.address.name,
-            kind=entry.kind,
-            state=entry.state,
-            endpoint=entry.address.endpoint,
-            pid=entry.pid,
-            host=entry.host,
-            device=entry.device,
-            stage=seat.stage if seat else -1,
-            blocks=f"{seat.first}-{seat.last}" if seat else "",
-            done_bytes=entry.done_bytes,
-            total_bytes=entry.total_bytes,
-            sessions=load.sessions,
-            waiting=load.waiting,
-            turns=load.turns,
-            steps=load.steps,
-            busy_share=round(entry.busy_share, 3),
-            rss_bytes=entry.rss_bytes,
-            restarts=self._restarts.get(entry.address.name, 0),
-            silent_ms=int((now - entry.last_beat) * 1000),
-            kv=load.kv if seat else None,
-            fault=f"{fault.kind}: {fault.message}" if fault else "",
-            stale=load.dropped_stale + load.stale,
-        )
+
+def _preference(entry: Entry, crowd: Crowd) -> tuple[int, int, int, str]:
+    return (*crowd.get(entry.address.name, (0, 0)), entry.load.sessions, entry.address.name)
 
 
 def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignment:

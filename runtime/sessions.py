@@ -20,20 +20,21 @@ class State(StrEnum):
     PREFILL = "prefill"  # opened, the prompt is being run
     DECODING = "decoding"
     PREEMPTED = "preempted"  # back in the queue: a stage ran out of KV pages
+    PARKED = "parked"  # its replica was drained and there is no other: nothing is held but the history
     WAITING = "waiting"  # no complete route: a stage is starting, loading or lost
     REPLAYING = "replaying"  # on a new route that is being filled from the history
     FINISHED = "finished"
 
 
+_ANY_TIME = frozenset({State.WAITING, State.PARKED, State.PREEMPTED, State.FINISHED})
 MOVES: dict[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.PREFILL, State.WAITING, State.PREEMPTED, State.FINISHED}),
-    State.PREEMPTED: frozenset({State.PREFILL, State.REPLAYING, State.WAITING, State.PREEMPTED, State.FINISHED}),
-    State.PREFILL: frozenset(
-        {State.PREFILL, State.DECODING, State.WAITING, State.PREEMPTED, State.REPLAYING, State.FINISHED}
-    ),
-    State.DECODING: frozenset({State.WAITING, State.PREEMPTED, State.REPLAYING, State.FINISHED}),
-    State.WAITING: frozenset({State.PREFILL, State.PREEMPTED, State.REPLAYING, State.FINISHED}),
-    State.REPLAYING: frozenset({State.DECODING, State.WAITING, State.PREEMPTED, State.REPLAYING, State.FINISHED}),
+    State.QUEUED: _ANY_TIME | {State.PREFILL},
+    State.PREEMPTED: _ANY_TIME | {State.PREFILL, State.REPLAYING},
+    State.PARKED: _ANY_TIME | {State.PREFILL, State.REPLAYING},
+    State.PREFILL: _ANY_TIME | {State.PREFILL, State.DECODING, State.REPLAYING},
+    State.DECODING: _ANY_TIME | {State.REPLAYING},
+    State.WAITING: _ANY_TIME | {State.PREFILL, State.REPLAYING},
+    State.REPLAYING: _ANY_TIME | {State.DECODING, State.REPLAYING},
     State.FINISHED: frozenset(),
 }
 

@@ -76,7 +76,7 @@ class Notice:
         """Before the text, every change; within it only that the text is held up, once."""
         line = progress.phase
         if self._in_text:
-            if line in ("waiting", "replaying") and line != self._shown:
+            if line in ("waiting", "parked", "replaying") and line != self._shown:
                 self._write(f"\n[{line}{_reason(progress)}]\n")
             self._shown = line
         else:

@@ -1,7 +1,7 @@
 """`zrt up`: the parent of a cluster's processes. It starts the coordinator and the block servers of a cluster file, shows how they load,
 restarts what dies, and leaves nothing behind.
 
-Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Generate. Receives from it: Kill, Shutdown.
+Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Generate, Down. Receives from it: Kill, Shutdown.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ import msgspec
 from zrt.runtime import running
 from zrt.runtime.actor import Envelope
 from zrt.runtime.asking import Question, answer
-from zrt.runtime.client import Client
+from zrt.runtime.client import CONNECT_S, LEAVE_S, Client
 from zrt.runtime.compute.threads import thread_environment
-from zrt.runtime.config import Conf, threads
+from zrt.runtime.config import Conf, Spares, Stage, threads
 from zrt.runtime.errors import KINDS, Kind, ZrtError
 from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline
 from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, Kill
-from zrt.runtime.roster import seat_name
+from zrt.runtime.seats import seat_name, spare_names
 from zrt.runtime.show import Bars
 from zrt.runtime.spawn import Ready
 from zrt.runtime.supervise import Child, Death, Restart, Supervisor
@@ -79,15 +79,20 @@ async def up(conf: Conf, words: list[str], question: Question | None, lifeline: 
 
 
 class Parent:
-    """The processes of one cluster. `ended` is set when it is to go: by `zrt down`, by a signal, or by a death that is final (`fault`)."""
+    """The processes of one cluster. `ended` is set when it is to go: by `zrt down`, by a signal, or by a death that is final (`fault`): the
+    coordinator's, or while it comes up that of any but a spare. Later a stage that is lost is told its sessions, and the cluster stays."""
 
     def __init__(self, conf: Conf, words: list[str]) -> None:
         self.conf = conf
         self.ended = asyncio.Event()
         self.fault: ZrtError | None = None
         self.was_ready = False
+        self._answering = False
         self._words = words
         self._cluster = secrets.token_hex(8)
+        self._spares = spare_names(conf)
+        self._endpoint = ""
+        self._leaving: asyncio.Task[None] | None = None
         self._member: Member | None = None
         self._bars: Bars | None = None
         self._supervisor = Supervisor(self._on_death, on_ready=self._on_ready, sink=self._on_line)
@@ -104,6 +109,7 @@ class Parent:
             self.was_ready = True
             lifeline.ready(endpoint, 0)
             if question is not None:
+                self._answering = True
                 return await answer(client, question)
         say(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; Ctrl-C or `zrt down` ends it")
         return 0
@@ -118,22 +124,14 @@ class Parent:
             restart=self._restart,
         )
         endpoint = (await coordinator.ready()).endpoint
+        self._endpoint = endpoint
         coordinator.argv += ["--listen", endpoint]  # after a crash it must come back where everybody looks for it
         self._leave_note(endpoint)
-        cores = len(os.sched_getaffinity(0))
         for stage, conf in enumerate(self.conf.stages):
-            alone, shared = threads(self.conf, conf, cores)
             for replica in range(conf.replicas):
-                name = seat_name(stage, replica, conf.replicas)
-                words = ["--join", endpoint, "--name", name, "--device", conf.device, "--cluster-id", self._cluster]
-                words += ["--threads", str(alone), "--shared-threads", str(shared)]
-                self._supervisor.spawn(
-                    name,
-                    [*command("actor", "block-server"), *words],
-                    env=thread_environment(alone),
-                    ready_s=READY_S,
-                    restart=self._restart,
-                )
+                self._spawn_server(seat_name(stage, replica, conf.replicas), endpoint, conf)
+        for name in self._spares:
+            self._spawn_server(name, endpoint, self.conf.spares)
         self._member = member = Member("up", "supervisor", join=endpoint, cluster=self._cluster)
         member.state = "ready"
         member.ended = self.ended
@@ -141,6 +139,20 @@ class Parent:
         await member.start()
         member.every(WATCH_S, self._watch)
         return endpoint
+
+    def _spawn_server(self, name: str, endpoint: str, conf: Stage | Spares) -> None:
+        alone, shared = threads(self.conf, conf, len(os.sched_getaffinity(0)))
+        words = ["--join", endpoint, "--name", name, "--device", conf.device, "--cluster-id", self._cluster]
+        words += ["--threads", str(alone), "--shared-threads", str(shared)]
+        if conf.memory is not None:
+            words += ["--memory", str(conf.memory)]
+        self._supervisor.spawn(
+            name,
+            [*command("actor", "block-server"), *words],
+            env=thread_environment(alone),
+            ready_s=READY_S,
+            restart=self._restart,
+        )
 
     @property
     def _restart(self) -> Restart:
@@ -173,6 +185,8 @@ class Parent:
         """End every process, in good order where it does not take long: the coordinator last, since all others talk to it."""
         self.ended.set()
         running.remove()
+        if self._leaving is not None:
+            self._leaving.cancel()
         try:
             if self._member is not None:
                 await self._member.stop()
@@ -184,9 +198,24 @@ class Parent:
     # ---- what happens meanwhile ---------------------------------------------------------------------------------
 
     def on_signal(self) -> None:
-        """The first Ctrl-C ends the cluster in good order, the second at once."""
-        if self.ended.is_set():
+        """The first Ctrl-C ends the cluster in good order: sessions may finish for LEAVE_S. The second ends it at once."""
+        if self.ended.is_set() or self._leaving is not None:
             self._supervisor.kill()
+            self.ended.set()
+        elif self._answering or not self.was_ready:
+            self.ended.set()
+        else:
+            self._leaving = asyncio.ensure_future(self._leave())
+
+    async def _leave(self) -> None:
+        """Have the coordinator bring the cluster down as `zrt down` does; it tells us when to go."""
+        try:
+            async with asyncio.timeout(CONNECT_S + LEAVE_S), Client(self._endpoint) as client:
+                if (await client.status()).sessions:
+                    self._say(f"zrt: sessions may go on for {LEAVE_S:g} s; Ctrl-C again ends the cluster at once")
+                await client.down(LEAVE_S)
+        except (ZrtError, TimeoutError) as error:
+            log.info("the coordinator does not bring the cluster down: %s", error)
         self.ended.set()
 
     def _on_ready(self, child: Child, ready: Ready) -> None:
@@ -213,9 +242,14 @@ class Parent:
         if self._member is not None:
             report = ChildDied(death.name, death.incarnation, death.exit, death.restarting)
             self._member.spawn(self._tell_death(self._member, report), f"death of {death.name}")
-        if not death.restarting:
-            self.fault = _final(child, str(death), str(brief))
+        if death.restarting:
+            return
+        final = _final(child, str(death), str(brief))
+        if death.name == COORDINATOR or not (self.was_ready or death.name in self._spares):
+            self.fault = final
             self.ended.set()
+        else:
+            self._say(f"zrt: {final}; the cluster stays")
 
     async def _tell_death(self, member: Member, report: ChildDied) -> None:
         try:

@@ -117,6 +117,23 @@ def ids(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,2,3") from None
 
 
+def seconds(text: str) -> float:
+    """Seconds of at most a day."""
+    if not 0 <= (number := _real(text)) <= 86400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400")
+    return number
+
+
+def size(text: str) -> int:
+    """Bytes as a cluster file writes them: 8GiB."""
+    from zrt.runtime import config
+
+    try:
+        return config.size(int(text) if text.isdecimal() else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def session(text: str) -> int:
     """A session id, in hexadecimal digits."""
     if not re.fullmatch("[0-9A-Fa-f]{1,16}", text):

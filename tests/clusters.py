@@ -1,7 +1,7 @@
 """A whole cluster in this process: the real coordinator and block servers with real sockets and lanes, on the test's own loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,10 @@ from zrt.actors.coordinator import Coordinator
 from zrt.runtime.client import Client
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import Conf, parse
+from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import Close
 from zrt.runtime.prompts import Prompts
-from zrt.runtime.roster import seat_name
+from zrt.runtime.seats import seat_name, spare_names
 
 READY_S = 60.0
 
@@ -25,6 +26,32 @@ class Local:
     coordinator: Coordinator
     servers: list[BlockServer]
     client: Client
+    stack: AsyncExitStack
+
+    async def join(self, name: str, memory: int = 0) -> BlockServer:
+        """Start one more block server."""
+        server = make_server(name, self.coordinator.endpoint, memory)
+        await server.start()
+        self.stack.push_async_callback(server.stop)
+        self.servers.append(server)
+        return server
+
+    def server(self, name: str) -> BlockServer:
+        return next(server for server in self.servers if server.name == name)
+
+    async def lose(self, name: str) -> None:
+        """This block server is gone, with what it held."""
+        server = self.server(name)
+        self.servers.remove(server)
+        await server.stop()
+
+    async def until(self, wanted: Callable[[Cluster], bool]) -> Cluster:
+        """Wait until the cluster is so."""
+        async with asyncio.timeout(READY_S), aclosing(self.client.watch()) as watch:
+            async for seen in watch:
+                if wanted(seen):
+                    break
+        return seen
 
     async def settled(self) -> None:
         """Wait until no session lives and every stage has heard that they ended, so that what its lane runs next finds them gone."""
@@ -34,6 +61,13 @@ class Local:
                     break
         for server in self.servers:  # whatever was sent there arrives before this
             await self.coordinator.ask(server.address, Close(session=0, epoch=0), timeout=READY_S)
+
+    async def used_pages(self) -> int:
+        """KV pages that are still some session's, once none lives."""
+        await self.settled()
+        loops = [server.turns for server in self.servers]
+        stats = [await turns.lane.run(turns.engine.stats) for turns in loops if turns.engine is not None]
+        return sum(each.used for each in stats)
 
     async def generate(self, **request: object) -> tuple[str, list[int], str]:
         """Text, token ids and finish reason of one generation."""
@@ -49,11 +83,14 @@ class Local:
         return ids
 
 
-def cluster_file(folder: Path, stages: Sequence[str | None], *, threads: int = 1, **settings: object) -> str:
+def cluster_file(
+    folder: Path, stages: Sequence[str | None], *, threads: int = 1, replicas: int = 1, **settings: object
+) -> str:
     """A cluster file on a free port. `stages` are block ranges, None where planned; settings are `table_key=value`."""
     tables: dict[str, dict[str, object]] = {
         "cluster": {"name": "test", "listen": "tcp://127.0.0.1:0"},
         "model": {"ref": str(folder), "context": 256},
+        "spares": {"count": 0},
         "kv": {"bytes": "64MiB"},
         "limits": {},
     }
@@ -67,6 +104,7 @@ def cluster_file(folder: Path, stages: Sequence[str | None], *, threads: int = 1
     for blocks in stages:
         lines.append("[[stage]]")
         lines.append(f"threads = {threads}")
+        lines.append(f"replicas = {replicas}")
         if blocks is not None:
             lines.append(f'blocks = "{blocks}"')
     return "\n".join(lines)
@@ -84,15 +122,15 @@ async def local_cluster(folder: Path, stages: Sequence[str | None], **settings: 
         coordinator = make_coordinator(conf, folder)
         await coordinator.start()
         stack.push_async_callback(coordinator.stop)
-        servers = []
-        for stage in range(len(stages)):
-            server = make_server(seat_name(stage, 0, 1), coordinator.endpoint)
-            await server.start()
-            stack.push_async_callback(server.stop)
-            servers.append(server)
         client = await stack.enter_async_context(Client(coordinator.endpoint))
+        cluster = Local(coordinator, [], client, stack)
+        for stage, stage_conf in enumerate(conf.stages):
+            for replica in range(stage_conf.replicas):
+                await cluster.join(seat_name(stage, replica, stage_conf.replicas))
+        for name in spare_names(conf):
+            await cluster.join(name, conf.spares.memory or 0)
         await until_ready(client)
-        yield Local(coordinator, servers, client)
+        yield cluster
 
 
 def make_coordinator(conf: Conf, folder: Path) -> Coordinator:
@@ -100,8 +138,16 @@ def make_coordinator(conf: Conf, folder: Path) -> Coordinator:
     return Coordinator(conf, folder, spec, Prompts(folder, spec, min(conf.model.context, spec.max_positions)))
 
 
-def make_server(name: str, join: str) -> BlockServer:
-    return BlockServer(name, join=join, device="cpu", threads=(1, 1), listen="tcp://127.0.0.1:0", advertise=None)
+def make_server(name: str, join: str, memory: int = 0) -> BlockServer:
+    return BlockServer(
+        name,
+        join=join,
+        device="cpu",
+        threads=(1, 1),
+        listen="tcp://127.0.0.1:0",
+        advertise=None,
+        memory_bytes=memory,
+    )
 
 
 async def until_ready(client: Client) -> None:

@@ -2,11 +2,11 @@
 
 | from | to | messages | where |
 | --- | --- | --- | --- |
-| client | coordinator | Generate Resume Cancel Status Subscribe Unsubscribe Down | client.py |
-| coordinator | client | Ok Error Accepted Progress Piece Finished Cluster | client.py |
+| client | coordinator | Generate Resume Cancel Status Subscribe Unsubscribe Drain Undrain Down | client.py |
+| coordinator | client | Ok Error Accepted Progress Piece Finished Cluster Drained | client.py |
 | any process | coordinator | Register Beat | control.py |
 | `zrt up` | coordinator | ChildDied | control.py |
-| coordinator | block server | Assign Open Credit Close | control.py |
+| coordinator | block server | Assign SetState Open Credit Close | control.py |
 | block server | coordinator | StateChanged LoadProgress Opened Sampled Filled StepFailed | control.py |
 | coordinator | first stage | InferenceRequest (token ids: prompts and replays) | inference.py |
 | stage | next stage | InferenceRequest (hidden states) | inference.py |

@@ -39,7 +39,7 @@ from zrt.runtime.messages.sampling import (
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-Phase = Literal["queued", "prefill", "decoding", "waiting", "preempted", "replaying"]
+Phase = Literal["queued", "prefill", "decoding", "waiting", "preempted", "parked", "replaying"]
 
 
 class Request(Struct, tag_field="type", tag=snake, forbid_unknown_fields=True, kw_only=True):
@@ -139,11 +139,34 @@ class Unsubscribe(Request):
     """End the subscription with this `id`; answered by `ok`."""
 
 
+class Drain(Request):
+    """Take a block server out of service with nothing lost. It takes no new session; those that run there move to another replica of its stage
+    (they are replayed there), or, while there is none, go on until they finish; what still runs after `timeout_ms` is parked: its history is
+    kept, its pages are freed on every stage, and it goes on when a replica, a restart or an undrain comes.
+
+    Answered by `drained` events: state `draining` at least once a second, then one with state `drained`. The block server keeps its weights
+    and its place. Errors: bad_request (no block server has this name), warming_up or model_not_loaded (it is not ready), draining (it is, or
+    is drained), cancelled (it was undrained meanwhile), stage_lost (it died).
+    """
+
+    name: str
+    timeout_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 30_000
+
+
+class Undrain(Request):
+    """Let a draining or drained block server serve again; answered by `ok`. Errors: bad_request (there is none of this name, or it is neither)."""
+
+    name: str
+
+
 class Down(Request):
-    """Bring the cluster down; answered by `ok` before it goes."""
+    """Bring the cluster down; answered by `ok` before it goes. From now on no session is taken (`draining`); those that are there may finish
+    for `timeout_ms`. A second one does not wait."""
+
+    timeout_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 5_000
 
 
-ClientRequest = Generate | Resume | Cancel | Status | Subscribe | Unsubscribe | Down
+ClientRequest = Generate | Resume | Cancel | Status | Subscribe | Unsubscribe | Drain | Undrain | Down
 
 
 # ---- events ---------------------------------------------------------------------------------------------------------
@@ -289,4 +312,16 @@ class Cluster(Event):
     stale: int = 0
 
 
-ClientEvent = Ok | Error | Accepted | Progress | Piece | Finished | Cluster
+class Drained(Event):
+    """How a drain gets on, and at last its answer. Of the sessions that ran through `name` when it began: `left` still do, the others were `moved`
+    to another replica, have `finished` (or were cancelled), or were `parked`."""
+
+    name: str
+    state: Literal["draining", "drained"]
+    left: int
+    moved: int
+    finished: int
+    parked: int
+
+
+ClientEvent = Ok | Error | Accepted | Progress | Piece | Finished | Cluster | Drained

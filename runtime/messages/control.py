@@ -1,7 +1,8 @@
 """zrt's own messages between actors, grouped by who receives them. Each is a msgpack map whose `type` is the class name in snake_case.
 
-Every process registers with the coordinator and then beats once a second. Block servers are told what to hold (`Assign`) and whose
-sessions to run (`Open`, `Credit`, `Close`); steps themselves are `InferenceRequest`s (see inference.py).
+Every process registers with the coordinator and then beats once a second. Block servers are told what to hold (`Assign`), whose sessions to
+run (`Open`, `Credit`, `Close`), and when to leave service and come back (`SetState`); steps themselves are `InferenceRequest`s (see
+inference.py).
 """
 
 from typing import Annotated, Literal
@@ -13,6 +14,9 @@ from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 
 ActorKind = Literal["coordinator", "block_server", "supervisor"]
 ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drained", "stopped", "failed"]
+
+Serving = Literal["ready", "draining", "drained"]
+"""The states of a block server that holds its blocks."""
 
 
 def snake(name: str) -> str:
@@ -80,6 +84,8 @@ class Register(Control):
 
     `cluster` is the id of the cluster it belongs to, empty if it has not joined one yet: another cluster, which may have got the port
     meanwhile, refuses it as `unauthorized`.
+    `memory_bytes` is the most it may take (0: no limit of its own), `room_bytes` what it could grow to on its machine as things are
+    (0: it does not say; only a blank block server does).
     """
 
     kind: ActorKind
@@ -89,6 +95,7 @@ class Register(Control):
     state: ActorState
     device: Label = ""
     memory_bytes: U64 = 0
+    room_bytes: U64 = 0
     holds: Assignment | None = None
     cluster: str = ""
 
@@ -124,13 +131,14 @@ class Load(Struct):
 class Beat(Control):
     """Sent once a second by every registered process, whatever its lane computes; the reply is `Done`.
 
-    `lag_ms` is how late the sender's own loop ran since the last beat, `rss_bytes` its resident memory.
+    `lag_ms` is how late the sender's own loop ran since the last beat, `rss_bytes` its resident memory, `room_bytes` as in `Register`.
     """
 
     state: ActorState
     lag_ms: U64
     rss_bytes: U64
     load: Load | None = None
+    room_bytes: U64 = 0
 
 
 class StateChanged(Control):
@@ -212,6 +220,12 @@ class Assign(Control):
     """Hold these blocks. Answered by `Done` at once, then `LoadProgress` and `StateChanged` follow."""
 
     assignment: Assignment
+
+
+class SetState(Control):
+    """Drain, or serve again: outside `ready` no new bare session is taken. Answered by `Done`, after all that was sent before it was heard."""
+
+    state: Serving
 
 
 class Open(Control):
@@ -296,6 +310,7 @@ ControlMessage = (
     | ChildDied
     | Registered
     | Assign
+    | SetState
     | Open
     | Opened
     | Credit

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from zrt.runtime.compute.layout import shard_bytes
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import parse
-from zrt.runtime.roster import stage_ranges
+from zrt.runtime.seats import stage_ranges
 
 PROMPTS = [
     "What is the capital of France?",

@@ -147,7 +147,7 @@ async def test_a_cluster_that_goes_is_noticed(cluster: Local) -> None:
         stream = ask(client)
         await begin(stream)
         going = asyncio.create_task(go())
-        await client.down()
+        await client.down(timeout=0)
         await going
         assert (await fault(stream)).kind == "coordinator_lost"
         with pytest.raises(ZrtError) as raised:
@@ -199,6 +199,6 @@ async def test_a_cluster_that_does_not_go_is_named(monkeypatch: pytest.MonkeyPat
         async with Client(f"tcp://127.0.0.1:{port}") as client:
             answer = asyncio.create_task(agree())
             with pytest.raises(ZrtError, match="is still there") as raised:
-                await client.down()
+                await client.down(timeout=0)
             await answer
     assert raised.value.kind == "deadline"

@@ -55,6 +55,44 @@ def test_a_lone_session_is_always_admitted_and_never_preempted() -> None:
     assert made.youngest({0}) is None
 
 
+def test_replicas_make_room_for_more_sessions_not_for_larger_ones() -> None:
+    made = admission(capacity=10)
+    made.resize(capacity=10, room=20, slots=2)
+    with pytest.raises(ZrtError, match="need 11 KV pages and a stage has 10"):
+        made.offer(0, 10, 161)
+    for session in range(3):
+        made.offer(session, 96, 160)
+    assert [session for session, _ in made.admit()] == [0, 1]
+
+
+def test_a_stage_more_is_a_slot_more() -> None:
+    made = admission(queue=6)
+    for session in range(6):
+        made.offer(session, 10, 20)
+    made.admit()
+    made.resize(capacity=100, room=100, slots=3)
+    assert [made.rebalance(session) for session in range(6)] == [2, 2, 0, 1, 0, 1]
+
+
+def test_a_parked_session_holds_no_place_and_comes_back_first() -> None:
+    made = admission(sessions=1)
+    for session in range(3):
+        made.offer(session, 10, 20)
+    assert made.admit() == [(0, 0)]
+    made.park(0)
+    assert [session for session, _ in made.admit()] == [1]
+    assert made.place(0) is None
+    made.unpark(0)
+    made.unpark(0)
+    assert made.place(0) == (0, 2)
+    made.remove(1)
+    assert [session for session, _ in made.admit()] == [0]
+    made.park(0)
+    made.remove(0)
+    made.unpark(0)
+    assert [session for session, _ in made.admit()] == [2]
+
+
 def test_the_youngest_goes_back_to_the_head_of_the_queue_and_waits_for_room() -> None:
     made = admission(capacity=20)
     for session in range(3):

@@ -16,7 +16,7 @@ from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
 from zrt.runtime.compute.spec import ModelSpec, spec_from_config
 from zrt.runtime.config import Conf, Kv, Limits, Model, Stage
 from zrt.runtime.plan import Blocks, Wish
-from zrt.runtime.roster import stage_ranges
+from zrt.runtime.seats import stage_ranges
 
 MIB, GIB = 1 << 20, 1 << 30
 LLAMA_8B = spec_from_config(

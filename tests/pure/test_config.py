@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from zrt.runtime import config
-from zrt.runtime.config import Cluster, Conf, Kv, Limits, Model, Stage
+from zrt.runtime.config import Cluster, Conf, Kv, Limits, Model, Spares, Stage
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks
 
@@ -26,6 +26,13 @@ def test_the_packaged_file_is_two_stages_of_the_demo_model() -> None:
     assert conf.stages == (Stage(), Stage())
     assert conf.cluster == Cluster("local", "tcp://127.0.0.1:7411", insecure=False)
     assert (conf.kv, conf.limits) == (Kv(1 << 30), Limits())
+
+
+def test_the_file_of_the_readme_is_one() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    conf = config.parse(readme.partition("```toml\n")[2].partition("```")[0], "README.md")
+    assert [stage.replicas for stage in conf.stages] == [1, 2]
+    assert conf.spares.count == 1
 
 
 def test_a_short_file_gets_the_defaults() -> None:
@@ -56,6 +63,11 @@ def test_a_full_file() -> None:
         threads = 3
         memory = "8GiB"
         [[stage]]
+        [spares]
+        count = 2
+        device = "cuda:0"
+        threads = 1
+        memory = "4GiB"
         [kv]
         bytes = "1.5GiB"
         [limits]
@@ -72,6 +84,7 @@ def test_a_full_file() -> None:
         cluster=Cluster("lab-2", "tcp://0.0.0.0:0", insecure=True),
         model=Model("owner/name", "bfloat16", 8192, "random"),
         stages=(Stage(Blocks(0, 14), 2, "cuda:1", 3, 8 << 30), Stage()),
+        spares=Spares(2, "cuda:0", 1, 4 << 30),
         kv=Kv(3 << 29),
         limits=Limits(256, 8, 0, 60.0, 2.5, 0),
     )
@@ -95,8 +108,10 @@ def test_sizes(size: str, count: int) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (SMALL + "[modle]\nref = 'x'", ["modle", "did you mean model?", "cluster, model, kv, limits, stage"]),
-        (SMALL + "[spares]\ncount = 1", ["spares", "valid: cluster"]),
+        (SMALL + "[modle]\nref = 'x'", ["modle", "did you mean model?", "cluster, model, spares, kv, limits, stage"]),
+        (SMALL + "[spares]\ncount = -1", ["[spares] count", ">= 0"]),
+        (SMALL + "[spares]\nmemory = '1GB'", ["[spares] memory", "'1GB'", "GiB"]),
+        (SMALL + "[spares]\nblocks = '0-3'", ["blocks", "[spares]", "count, device, threads, memory"]),
         (SMALL + "tp = 2", ["[[stage]] 1", "tp is no key", "blocks, replicas, device, threads, memory"]),
         (SMALL + "theads = 2", ["theads", "did you mean threads?"]),
         (SMALL + "[cluster]\nlistne = 'x'", ["[cluster]", "did you mean listen?", "name, listen, insecure"]),

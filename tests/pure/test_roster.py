@@ -5,22 +5,43 @@ from msgspec.structs import replace
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Assignment, Beat, Fault, Load, LoadProgress, Register, StateChanged
-from zrt.runtime.roster import MOST, Roster, seats
+from zrt.runtime.roster import MOST, Roster
+from zrt.runtime.seats import seats
 
 PLAN = seats([(0, 14), (15, 29)], [1, 2])
 
 
-def join(roster: Roster, name: str, incarnation: int = 1, state: str = "blank") -> Address:
+def make_roster(spares: int = 0) -> Roster:
+    """A block takes 10 bytes, and what holds any 5 more; a pool of KV memory has 60 pages of one block."""
+    return Roster(
+        PLAN,
+        needed=lambda first, last: 5 + 10 * (last - first + 1),
+        pages=lambda first, last: 60 // (last - first + 1),
+        spares=[f"spare{number}" for number in range(spares)],
+    )
+
+
+def join(
+    roster: Roster, name: str, incarnation: int = 1, state: str = "blank", memory: int = 0, room: int = 0
+) -> Address:
     address = Address(name, incarnation, f"tcp://127.0.0.1:{incarnation}")
-    roster.register(address, Register("block_server", address.endpoint, 1, "host", state), 0.0)  # type: ignore[arg-type]
+    message = Register("block_server", address.endpoint, 1, "host", state, memory_bytes=memory, room_bytes=room)  # type: ignore[arg-type]
+    roster.register(address, message, 0.0)
     return address
+
+
+def places(roster: Roster) -> dict[str, str]:
+    """Place, and say which block servers hold what."""
+    roster.place()
+    return {info.name: info.blocks for info in roster.infos(0.0) if info.blocks}
 
 
 def make_ready(roster: Roster, *names: str) -> None:
     addresses = [join(roster, name) for name in names]
     roster.place()
     for address in addresses:
-        roster.state_changed(address, StateChanged("ready", 0))
+        if roster.known(address).seat is not None:
+            roster.state_changed(address, StateChanged("ready", 0))
 
 
 def test_seats_are_named_by_stage_and_replica() -> None:
@@ -28,7 +49,7 @@ def test_seats_are_named_by_stage_and_replica() -> None:
 
 
 def test_a_seat_goes_to_the_actor_of_its_name() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     join(roster, "stage1.1")
     join(roster, "stranger")
     placed = roster.place()
@@ -37,7 +58,7 @@ def test_a_seat_goes_to_the_actor_of_its_name() -> None:
 
 
 def test_a_stranger_takes_the_seat_of_a_process_that_will_not_come_back() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     join(roster, "stranger")
     assert roster.place() == []
     roster.lost("stage0", "it ended")
@@ -45,7 +66,7 @@ def test_a_stranger_takes_the_seat_of_a_process_that_will_not_come_back() -> Non
 
 
 def test_a_route_has_one_ready_replica_a_stage_the_least_loaded() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     make_ready(roster, "stage0")
     assert roster.route() is None
     assert not roster.ready
@@ -56,7 +77,7 @@ def test_a_route_has_one_ready_replica_a_stage_the_least_loaded() -> None:
 
 
 def test_a_name_belongs_to_one_living_process() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     make_ready(roster, "stage0")
     with pytest.raises(ZrtError, match="the name stage0 is taken by process 1 on host"):
         join(roster, "stage0", incarnation=2)
@@ -71,7 +92,7 @@ def test_a_name_belongs_to_one_living_process() -> None:
 
 
 def test_what_belongs_to_an_older_assignment_is_ignored() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     address = join(roster, "stage0")
     (entry,) = roster.place()
     entry.serial = 5
@@ -83,7 +104,7 @@ def test_what_belongs_to_an_older_assignment_is_ignored() -> None:
 
 
 def test_a_failed_load_is_the_clusters_fault() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     address = join(roster, "stage0")
     roster.place()
     assert roster.fault() == ""
@@ -92,7 +113,7 @@ def test_a_failed_load_is_the_clusters_fault() -> None:
 
 
 def test_a_stage_is_lost_when_no_replica_is_left_or_comes_back() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     make_ready(roster, "stage1.0", "stage1.1")
     roster.died("stage1.0", 1)
     roster.lost("stage1.0", "gone")
@@ -104,7 +125,7 @@ def test_a_stage_is_lost_when_no_replica_is_left_or_comes_back() -> None:
 
 
 def test_a_stage_is_lost_when_its_process_came_back_and_cannot_load_it() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     make_ready(roster, "stage0", "stage1.0", "stage1.1")
     roster.died("stage0", 1)
     address = join(roster, "stage0", incarnation=2)
@@ -115,7 +136,7 @@ def test_a_stage_is_lost_when_its_process_came_back_and_cannot_load_it() -> None
 
 
 def test_silence_is_told_by_the_last_beat() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     address = join(roster, "stage0")
     assert roster.silent(3.0, 3.0) == []
     assert [entry.address for entry in roster.silent(3.1, 3.0)] == [address]
@@ -124,7 +145,7 @@ def test_silence_is_told_by_the_last_beat() -> None:
 
 
 def test_people_see_also_who_is_awaited() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     join(roster, "stage1.0")
     roster.place()
     infos = roster.infos(2.0)
@@ -136,7 +157,7 @@ def test_people_see_also_who_is_awaited() -> None:
 
 
 def test_a_cluster_has_one_parent() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     parent = Register("supervisor", "tcp://127.0.0.1:1", 1, "host", "ready")
     roster.register(Address("up", 1, ""), parent, 0.0)
     roster.register(Address("up", 1, ""), parent, 0.0)
@@ -145,7 +166,7 @@ def test_a_cluster_has_one_parent() -> None:
 
 
 def test_processes_are_bounded_in_number() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     for number in range(MOST):
         join(roster, f"stranger{number}")
     with pytest.raises(ZrtError) as raised:
@@ -176,7 +197,7 @@ TEMPLATE = Assignment(0, "m", "files", 0, 0, 30, "float32", 1 << 20, 256, 64, 51
 def test_what_an_earlier_coordinator_gave_is_kept_where_it_fits(
     name: str, change: dict[str, object], seat: str | None
 ) -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     address = join(roster, name, state="ready")
     entry = roster.known(address)
     holds = replace(TEMPLATE, **{"serial": 77, "first": 15, "last": 29, **change})
@@ -189,7 +210,7 @@ def test_what_an_earlier_coordinator_gave_is_kept_where_it_fits(
 
 
 def test_a_seat_is_taken_over_once() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     holds = replace(TEMPLATE, serial=77, first=0, last=14)
     taken = [roster.take_over(roster.known(join(roster, name)), holds, TEMPLATE) for name in ("a", "b")]
     assert taken == [True, False]
@@ -197,7 +218,7 @@ def test_a_seat_is_taken_over_once() -> None:
 
 
 def test_what_comes_too_late_is_counted() -> None:
-    roster = Roster(PLAN)
+    roster = make_roster()
     address = join(roster, "stage0")
     roster.place()
     roster.known(address).serial = 5
@@ -206,3 +227,247 @@ def test_what_comes_too_late_is_counted() -> None:
     with pytest.raises(ZrtError):
         roster.load_progress(Address("stage0", 9, ""), LoadProgress(5, 1, 2))
     assert roster.stale == 3
+
+
+# ---- spares ---------------------------------------------------------------------------------------------------------
+
+
+def test_spares_wait_for_the_processes_the_seats_are_named_after() -> None:
+    roster = make_roster(spares=1)
+    for name in ("spare0", "stage1.0"):
+        join(roster, name)
+    assert places(roster) == {"stage1.0": "15-29"}
+
+
+@pytest.mark.parametrize("hears", ["its death", "that it is started again", "that it is not started again"])
+def test_a_lost_seat_goes_to_a_spare_at_once(hears: str) -> None:
+    roster = make_roster(spares=1)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1", "spare0")
+    roster.died("stage0", 1)
+    if hears == "that it is started again":
+        roster.restarted("stage0")
+    elif hears == "that it is not started again":
+        roster.lost("stage0", "gone")
+    assert places(roster) == {"spare0": "0-14", "stage1.0": "15-29", "stage1.1": "15-29"}
+    assert roster.stage_lost() is None
+
+
+def test_who_comes_back_and_finds_its_seat_taken_is_a_spare() -> None:
+    roster = make_roster(spares=1)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1", "spare0")
+    roster.died("stage0", 1)
+    places(roster)
+    join(roster, "stage0", incarnation=2)
+    assert "stage0" not in places(roster)
+    roster.died("stage1.1", 1)
+    assert places(roster) == {"spare0": "0-14", "stage1.0": "15-29", "stage0": "15-29"}
+
+
+def test_a_process_that_died_before_it_registered_keeps_no_seat() -> None:
+    roster = make_roster(spares=1)
+    join(roster, "spare0")
+    assert places(roster) == {}
+    roster.restarted("stage0")
+    assert places(roster) == {"spare0": "0-14"}
+
+
+def test_a_spare_goes_where_no_other_replica_is_left() -> None:
+    roster = make_roster(spares=1)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1")
+    roster.died("stage1.0", 1)
+    roster.died("stage0", 1)
+    join(roster, "spare0")
+    assert places(roster) == {"spare0": "0-14", "stage1.1": "15-29"}
+
+
+def test_two_spares_serve_two_stages_before_they_serve_one_twice() -> None:
+    roster = make_roster(spares=2)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1")
+    for name in ("stage1.0", "stage1.1", "stage0"):
+        roster.died(name, 1)
+    for name in ("spare0", "spare1"):
+        join(roster, name)
+    assert sorted(places(roster).values()) == ["0-14", "15-29"]
+
+
+@pytest.mark.parametrize(
+    ("rooms", "takes"),
+    [
+        ({"spare0": 154}, None),
+        ({"spare0": 155}, "spare0"),
+        ({"spare0": 500, "spare1": 160, "spare2": 154}, "spare1"),
+        ({"spare0": 0, "spare1": 200}, "spare1"),
+    ],
+)
+def test_a_lost_seat_goes_to_the_least_room_that_is_enough(rooms: dict[str, int], takes: str | None) -> None:
+    """15 blocks take 155 bytes; 0 is one that does not say."""
+    for kind in ("memory", "room"):
+        roster = make_roster(spares=3)
+        make_ready(roster, "stage0", "stage1.0", "stage1.1")
+        for name, room in rooms.items():
+            join(roster, name, **{kind: room})
+        roster.died("stage1.0", 1)
+        assert [name for name in places(roster) if name in rooms] == ([takes] if takes else [])
+
+
+@pytest.mark.parametrize(
+    ("stage", "rooms", "held"),
+    [
+        ("stage0", (85, 75), {"spare1": "0-6", "spare0": "7-14"}),
+        ("stage0", (75, 85), {"spare0": "0-6", "spare1": "7-14"}),
+        ("stage0", (45, 120), {"spare0": "0-3", "spare1": "4-14"}),
+        ("stage0", (74, 84), {}),
+        ("stage0", (20, 154, 150), {"spare2": "0-6", "spare1": "7-14"}),
+        ("stage1", (85, 75), {"spare1": "15-21", "spare0": "22-29"}),
+    ],
+)
+def test_a_lost_range_goes_to_two_narrower_spares(stage: str, rooms: tuple[int, ...], held: dict[str, str]) -> None:
+    """The two with the most room share it so that both are equally full; the stages behind move on by one."""
+    roster = Roster(
+        seats([(0, 14), (15, 29)], [1, 1]),
+        needed=lambda first, last: 5 + 10 * (last - first + 1),
+        pages=lambda first, last: 60 // (last - first + 1),
+    )
+    make_ready(roster, "stage0", "stage1")
+    for number, room in enumerate(rooms):
+        join(roster, f"spare{number}", memory=room)
+    other = "stage1" if stage == "stage0" else "stage0"
+    roster.died(stage, 1)
+    assert places(roster) == held | {other: "15-29" if other == "stage1" else "0-14"}
+    assert roster.num_stages == (3 if held else 2)
+    for name in held:
+        roster.state_changed(Address(name, 1, ""), StateChanged("ready", 0))
+    if held:
+        ordered = sorted([*held, other], key=lambda name: int(places(roster)[name].partition("-")[0]))
+        assert [address.name for address in roster.route() or []] == ordered
+        assert roster.capacity() == (4, 4)  # of the stage that is still whole
+        join(roster, stage, incarnation=2)
+        assert stage not in places(roster)
+    else:
+        assert roster.route() is None
+
+
+def test_half_a_stage_can_be_lost_and_cut_again() -> None:
+    roster = Roster(seats([(0, 3)], [1]), needed=lambda first, last: last - first + 1, pages=lambda first, last: 1)
+    make_ready(roster, "stage0")
+    for name, room in (("a", 2), ("b", 2), ("c", 1), ("d", 1)):
+        join(roster, name, memory=room)
+    roster.died("stage0", 1)
+    assert places(roster) == {"a": "0-1", "b": "2-3"}
+    roster.died("a", 1)
+    assert places(roster) == {"c": "0-0", "d": "1-1", "b": "2-3"}
+    roster.died("d", 1)
+    assert places(roster) == {"c": "0-0", "b": "2-3"}
+    join(roster, "e", memory=1)
+    assert places(roster) == {"c": "0-0", "e": "1-1", "b": "2-3"}
+
+
+def test_the_memory_of_the_dead_is_free_for_a_spare_of_that_machine() -> None:
+    roster = make_roster(spares=1)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1")
+    roster.beat(Address("stage0", 1, ""), Beat("ready", 0, 100), 1.0)
+    join(roster, "spare0", room=60)
+    roster.died("stage0", 1)
+    assert places(roster)["spare0"] == "0-14"
+
+
+def test_what_one_spare_is_given_another_of_that_machine_does_not_have() -> None:
+    """Until beats say how it came out."""
+    roster = make_roster(spares=2)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1")
+    for name in ("spare0", "spare1"):
+        join(roster, name, room=200)
+    roster.died("stage0", 1)
+    roster.died("stage1.0", 1)
+    assert set(places(roster)) == {"spare0", "stage1.1"}
+    roster.beat(Address("spare1", 1, ""), Beat("blank", 0, 0, room_bytes=200), 1.0)
+    assert set(places(roster)) == {"spare0", "spare1", "stage1.1"}
+
+
+def test_a_spare_takes_the_seat_of_one_that_cannot_load_it() -> None:
+    roster = make_roster(spares=1)
+    addresses = [join(roster, name) for name in ("stage0", "spare0")]
+    roster.place()
+    roster.state_changed(addresses[0], StateChanged("failed", 0, Fault("insufficient_memory", "too small")))
+    assert places(roster) == {"spare0": "0-14"}
+    assert roster.fault() == ""
+
+
+@pytest.mark.parametrize(
+    ("awaited", "lost"),
+    [
+        ({"spare0"}, False),
+        ({"stage0"}, False),
+        ({"stage1.0"}, True),  # it takes its own seat
+        (set(), True),
+    ],
+)
+def test_a_stage_is_not_lost_while_a_process_that_may_take_it_is_awaited(awaited: set[str], lost: bool) -> None:
+    roster = make_roster(spares=1)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1", "spare0")
+    for name in ("spare0", "stage1.0", "stage0"):
+        roster.died(name, 1)
+        if name not in awaited:
+            roster.lost(name, f"{name} ended")
+    assert roster.stage_lost() == ("stage 0 (blocks 0-14) is lost: stage0 ended" if lost else None)
+
+
+# ---- routes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("crowd", "current", "chosen"),
+    [
+        ({}, None, "stage1.0"),
+        ({"stage1.0": (1, 0)}, None, "stage1.1"),
+        ({"stage1.0": (2, 1), "stage1.1": (1, 1)}, None, "stage1.1"),
+        ({"stage1.0": (2, 1), "stage1.1": (2, 0)}, None, "stage1.1"),  # of its slot there are fewer
+        ({"stage1.0": (9, 9)}, "stage1.0", "stage1.0"),  # it stays
+    ],
+)
+def test_a_session_goes_where_fewest_are(crowd: dict[str, tuple[int, int]], current: str | None, chosen: str) -> None:
+    roster = make_roster()
+    make_ready(roster, "stage0", "stage1.0", "stage1.1")
+    here = [entry.address for entry in roster.of_kind("block_server") if entry.address.name == current]
+    assert [address.name for address in roster.route(here, crowd) or []] == ["stage0", chosen]
+
+
+def test_a_draining_replica_is_offered_to_those_that_run_there_while_it_is_the_only_one() -> None:
+    roster = make_roster()
+    make_ready(roster, "stage0", "stage1.0")
+    current = roster.route() or []
+    roster.drain("stage1.0")
+    assert roster.route() is None
+    assert roster.route(current) == current
+    make_ready(roster, "stage1.1")
+    assert [address.name for address in roster.route(current) or []] == ["stage0", "stage1.1"]
+
+
+def test_a_drained_replica_keeps_its_seat_and_comes_back() -> None:
+    roster = make_roster(spares=1)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1", "spare0")
+    roster.drain("stage0").state = "drained"
+    assert "spare0" not in places(roster)
+    assert roster.route() is None
+    assert roster.stage_lost() is None
+    roster.undrain("stage0")
+    assert roster.ready
+
+
+@pytest.mark.parametrize(("ready", "pages"), [(["stage0"], (4, 4)), (["stage0", "stage1.0", "stage1.1"], (4, 4))])
+def test_the_stage_with_the_fewest_pages_limits(ready: list[str], pages: tuple[int, int]) -> None:
+    roster = make_roster()
+    make_ready(roster, *ready)
+    assert roster.capacity() == pages
+
+
+def test_replicas_add_up() -> None:
+    roster = Roster(
+        seats([(0, 1), (2, 2)], [2, 1]), needed=lambda *_: 0, pages=lambda first, last: 60 // (last - first + 1)
+    )
+    make_ready(roster, "stage0.0", "stage1")
+    assert roster.capacity() == (30, 30)
+    make_ready(roster, "stage0.1")
+    assert roster.capacity() == (30, 60)
+    roster.drain("stage0.0")
+    assert roster.capacity() == (30, 30)

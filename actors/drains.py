@@ -1,0 +1,130 @@
+"""Taking a block server out of service with nothing lost, and back; and the whole cluster, before it goes.
+
+A drain is a loop over the sessions that still run there: as soon as another replica of the stage is ready they move to it (a re-route to what
+the roster offers, as after a death), else they may finish until the time is up, and are parked then.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Literal
+
+from zrt.actors.generation import Generation
+from zrt.actors.generations import Generations
+from zrt.runtime.actor import Actor
+from zrt.runtime.entries import Entry
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.client import Drain, Drained
+from zrt.runtime.messages.control import Address, Serving, SetState
+from zrt.runtime.roster import Roster
+
+LOOK_S = 0.05  # how often it is looked at what still runs
+TELL_S = 0.5  # how often the asker hears how it gets on
+STATE_DEADLINE_S = 5.0
+
+
+class Drains:
+    """`changed` is called when a block server's state is another."""
+
+    def __init__(self, actor: Actor, roster: Roster, generations: Generations, *, changed: Callable[[], None]) -> None:
+        self._actor = actor
+        self._roster = roster
+        self._generations = generations
+        self._changed = changed
+        self._hurry = asyncio.Event()
+
+    async def drain(self, request: Drain, tell: Callable[[Drained], object]) -> Drained:
+        """Drain a block server; what became of its sessions. `tell` hears how it gets on. ZrtError as the message says."""
+        entry = self._roster.drain(request.name)
+        self._changed()
+        try:
+            await self._set_state(entry.address, "draining")
+            account = Account(request, self._generations.through(entry.address))
+            await self._empty(entry.address, account, time.monotonic() + request.timeout_ms / 1000, tell)
+            self._draining(entry.address).state = "drained"
+            self._changed()
+            await self._set_state(entry.address, "drained")
+        except BaseException:
+            self._reverse(entry.address)
+            raise
+        return account.event(self._generations.through(entry.address), "drained")
+
+    async def undrain(self, name: str) -> None:
+        """Let it serve again. ZrtError bad_request: it is not drained; what keeps it from hearing so."""
+        entry = self._roster.undrain(name)
+        await self._set_state(entry.address, "ready")
+        self._changed()
+
+    async def all_finished(self, seconds: float) -> None:
+        """Take no new session, and wait until none is left, for so long at most; not at all when this was asked before."""
+        if self._generations.closed:
+            self._hurry.set()
+        self._generations.closed = True
+        until = time.monotonic() + seconds
+        while len(self._generations) and time.monotonic() < until and not self._hurry.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), LOOK_S)
+
+    async def _empty(
+        self, address: Address, account: "Account", until: float, tell: Callable[[Drained], object]
+    ) -> None:
+        """Until no session runs there. ZrtError cancelled, stage_lost: it no longer drains."""
+        told = 0.0
+        while running := self._generations.through(address):
+            late = time.monotonic() >= until
+            for generation in running:
+                moved = self._generations.move_off(generation, address, f"{address.name} is being drained")
+                if late and not moved:
+                    account.parked.add(generation.id)
+                    self._generations.park(generation, f"{address.name} is drained and its stage has no other replica")
+            if time.monotonic() - told > TELL_S:
+                told = time.monotonic()
+                tell(account.event(self._generations.through(address), "draining"))
+            await asyncio.sleep(LOOK_S)
+            self._draining(address)
+
+    def _draining(self, address: Address) -> Entry:
+        entry = self._roster.find(address.name)
+        if entry is None or entry.address != address:
+            raise ZrtError("stage_lost", f"{address.name} died while it was drained; what ran there goes on elsewhere")
+        if entry.state != "draining":
+            raise ZrtError("cancelled", f"{address.name} was undrained")
+        return entry
+
+    def _reverse(self, address: Address) -> None:
+        """The drain failed: the block server serves on, if it is there."""
+        entry = self._roster.find(address.name)
+        if entry is not None and entry.address == address and entry.state in ("draining", "drained"):
+            entry.state = "ready"
+            with suppress(ZrtError):  # it may be why the drain failed
+                self._actor.tell(address, SetState("ready"))
+            self._changed()
+
+    async def _set_state(self, address: Address, state: Serving) -> None:
+        await self._actor.ask(address, SetState(state), timeout=STATE_DEADLINE_S)
+
+
+class Account:
+    """What became of the sessions that ran there when a drain began."""
+
+    def __init__(self, request: Drain, began: list[Generation]) -> None:
+        self.parked: set[int] = set()
+        self._request = request
+        self._began = began
+
+    def event(self, running: list[Generation], state: Literal["draining", "drained"]) -> Drained:
+        """`running` are those that are still there."""
+        left = {generation.id for generation in running}
+        gone = [generation for generation in self._began if generation.id not in left]
+        parked = sum(generation.id in self.parked for generation in gone)
+        finished = sum(generation.session.finished and generation.id not in self.parked for generation in gone)
+        return Drained(
+            id=self._request.id,
+            name=self._request.name,
+            state=state,
+            left=len(left),
+            moved=len(gone) - parked - finished,
+            finished=finished,
+            parked=parked,
+        )

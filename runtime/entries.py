@@ -1,0 +1,81 @@
+"""One registered process, as the coordinator keeps it. Pure."""
+
+import math
+from dataclasses import dataclass, field
+
+from zrt.runtime.messages.client import ActorInfo
+from zrt.runtime.messages.control import ActorKind, ActorState, Address, Fault, Load
+from zrt.runtime.seats import Seat
+
+
+@dataclass(slots=True)
+class Entry:
+    """One registered process. Times are monotonic seconds, of the coordinator's clock.
+
+    `memory_bytes` is the most it may take, `room_bytes` what it could grow to as things are on its machine; 0: it did not say.
+    """
+
+    address: Address
+    kind: ActorKind
+    pid: int
+    host: str
+    device: str
+    state: ActorState
+    last_beat: float
+    memory_bytes: int = 0
+    room_bytes: int = 0
+    seat: Seat | None = None
+    serial: int = 0
+    done_bytes: int = 0
+    total_bytes: int = 0
+    fault: Fault | None = None
+    load: Load = field(default_factory=Load)
+    rss_bytes: int = 0
+    busy_share: float = 0.0
+    beaten: bool = False
+
+    @property
+    def routable(self) -> bool:
+        return self.kind == "block_server" and self.state == "ready" and self.seat is not None
+
+    @property
+    def serving(self) -> bool:
+        """Whether sessions that run there may stay."""
+        return self.routable or (self.state == "draining" and self.seat is not None)
+
+    @property
+    def blank(self) -> bool:
+        return self.kind == "block_server" and self.state == "blank" and self.seat is None
+
+    @property
+    def room(self) -> float:
+        """Bytes it may take in all."""
+        return min(self.memory_bytes or math.inf, self.room_bytes or math.inf)
+
+    def info(self, now: float, restarts: int) -> ActorInfo:
+        """The process, for people."""
+        seat, fault, load = self.seat, self.fault, self.load
+        return ActorInfo(
+            name=self.address.name,
+            kind=self.kind,
+            state=self.state,
+            endpoint=self.address.endpoint,
+            pid=self.pid,
+            host=self.host,
+            device=self.device,
+            stage=seat.stage if seat else -1,
+            blocks=f"{seat.first}-{seat.last}" if seat else "",
+            done_bytes=self.done_bytes,
+            total_bytes=self.total_bytes,
+            sessions=load.sessions,
+            waiting=load.waiting,
+            turns=load.turns,
+            steps=load.steps,
+            busy_share=round(self.busy_share, 3),
+            rss_bytes=self.rss_bytes,
+            restarts=restarts,
+            stale=load.dropped_stale + load.stale,
+            silent_ms=int((now - self.last_beat) * 1000),
+            kv=load.kv if seat else None,
+            fault=f"{fault.kind}: {fault.message}" if fault else "",
+        )

@@ -1,0 +1,60 @@
+"""The seats of a plan: which block servers hold which blocks, by whose name, and how a stage is cut in two. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zrt.runtime.capacity import wishes
+from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
+from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.config import Conf
+from zrt.runtime.plan import Blocks, plan
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place in the plan: replica `replica` of stage `stage`, for blocks first..last, usually taken by the actor called `name`."""
+
+    name: str
+    stage: int
+    replica: int
+    first: int
+    last: int
+
+
+def seat_name(stage: int, replica: int, replicas: int) -> str:
+    """A stage's only replica is called `stage0`, several are `stage0.0`, `stage0.1`."""
+    return f"stage{stage}" if replicas == 1 else f"stage{stage}.{replica}"
+
+
+def spare_names(conf: Conf) -> list[str]:
+    """The blank block servers of a cluster file: `spare0`, `spare1`."""
+    return [f"spare{number}" for number in range(conf.spares.count)]
+
+
+def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
+    """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config."""
+    dtype = conf.model.dtype
+    return plan(
+        [block_bytes(spec, dtype)] * spec.num_blocks,
+        embedding_bytes(spec, dtype),
+        head_bytes(spec, dtype),
+        wishes(conf, spec),
+    )
+
+
+def seats(ranges: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Seat]:
+    """One seat a replica, in pipeline order."""
+    return [
+        Seat(seat_name(stage, replica, count), stage, replica, first, last)
+        for stage, ((first, last), count) in enumerate(zip(ranges, replicas, strict=True))
+        for replica in range(count)
+    ]
+
+
+def cut_stage(seat: Seat, stage: int, cut: int) -> list[Seat]:
+    """What becomes of a seat when `stage` is cut before block `cut`: one of that stage becomes two, those behind it move on by one."""
+    if seat.stage < stage:
+        return [seat]
+    if seat.stage > stage:
+        return [replace(seat, stage=seat.stage + 1)]
+    return [replace(seat, last=cut - 1), replace(seat, stage=stage + 1, first=cut)]

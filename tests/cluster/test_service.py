@@ -1,0 +1,105 @@
+"""A cluster that loses processes for good, is drained, and goes down, as its users see it: real processes, real signals."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from clusters import cluster_file
+from running import Running, begun, family, running, start_zrt
+
+GREEDY = ["generate", "--token-ids", "1,2,3", "--temperature", "0"]
+TOKENS = 400
+"""An answer of a second or so."""
+ENDLESS = 50000
+
+
+@pytest.fixture(scope="module")
+def tiny(make_model: Callable[..., Path]) -> Path:
+    """It never ends an answer by itself."""
+    return make_model("llama", eos_token_id=None, max_position_embeddings=1 << 16)
+
+
+def conf(folder: Path, home: Path, stages: int, **settings: object) -> str:
+    file = home / "cluster.toml"
+    file.write_text(cluster_file(folder, [None] * stages, **settings))
+    return str(file)
+
+
+@contextmanager
+def answering(cluster: Running, tokens: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A generation that has begun, and the first character of its answer."""
+    process = start_zrt(*GREEDY, "--max-tokens", str(tokens), home=cluster.home)
+    try:
+        yield process, begun(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_is_lost_for_good(tiny: Path, tmp_path: Path) -> None:
+    """No process is started again. A spare takes one stage, and nobody notices; the other is lost: sessions are told, and the cluster stays."""
+    words = conf(tiny, tmp_path, 2, model_context=60000, limits_restarts=0, spares_count=1)
+    with running(words, home=tmp_path) as cluster:
+        wanted = cluster.zrt(*GREEDY, "--max-tokens", str(TOKENS)).stdout
+        with answering(cluster, TOKENS) as (process, first):
+            cluster.children()["stage0"].kill()
+            rest, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert first + rest == wanted
+        with answering(cluster, ENDLESS) as (process, _):
+            cluster.children()["stage1"].kill()
+            _, said = process.communicate(timeout=60)
+        assert process.returncode == 1
+        lost = "stage 1 (blocks 2-3) is lost: stage1 ended with status -9 and is not started again"
+        assert said.splitlines()[-1] == f"zrt: stage_lost: {lost}"
+        assert f"zrt: stage_lost: {lost}" in cluster.zrt(*GREEDY).stderr
+        assert cluster.zrt("down", "--timeout", "1").returncode == 0
+        assert cluster.process.wait(20) == 0
+        assert "was ended by signal 9; the cluster stays" in cluster.process.stderr.read()
+        assert family(tmp_path) == []
+
+
+def test_drain_and_undrain(tiny: Path, tmp_path: Path) -> None:
+    with running(conf(tiny, tmp_path, 2, model_context=60000), home=tmp_path) as cluster:
+        wanted = cluster.zrt(*GREEDY, "--max-tokens", str(TOKENS)).stdout
+        with answering(cluster, TOKENS) as (process, first):
+            drain = cluster.zrt("drain", "stage1", "--timeout", "0")
+            assert (drain.returncode, drain.stdout) == (0, ""), drain.stderr
+            assert drain.stderr.splitlines()[-1] == "zrt: stage1 is drained: 1 parked"
+            status = cluster.zrt("status").stdout
+            assert "drained" in status
+            assert "parked" in status
+            again = cluster.zrt("drain", "stage1")
+            assert (again.returncode, again.stderr.split(":")[1].strip()) == (1, "draining")
+            assert process.poll() is None
+            assert cluster.zrt("undrain", "stage1").returncode == 0
+            rest, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert first + rest == wanted
+        with answering(cluster, ENDLESS) as (process, _):
+            cluster.process.send_signal(signal.SIGINT)
+            assert "sessions may go on for 5 s" in _line(cluster, "Ctrl-C again")
+            assert cluster.zrt(*GREEDY).stderr.startswith("zrt: draining: ")
+            started = time.monotonic()
+            assert cluster.end() == 0
+            assert time.monotonic() - started < 3
+        assert family(tmp_path) == []
+
+
+def _line(cluster: Running, part: str) -> str:
+    """The next line of `zrt up` with this in it."""
+    return next(line for line in iter(cluster.process.stderr.readline, "") if part in line)
+
+
+def test_sessions_finish_before_the_cluster_goes(tiny: Path, tmp_path: Path) -> None:
+    with running(conf(tiny, tmp_path, 1, model_context=60000), home=tmp_path) as cluster:
+        with answering(cluster, 3 * TOKENS) as (process, first):
+            assert cluster.end() == 0
+            rest, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert len((first + rest).split()) == 3 * TOKENS
+        assert family(tmp_path) == []
