@@ -7,6 +7,7 @@ are not plain integers of 64 bits where one belongs, lone surrogates, nesting de
 
 import json
 import re
+from collections import Counter
 from typing import Any, Final, Never, TypeAlias, get_args
 
 import msgspec
@@ -59,8 +60,8 @@ class _Object(dict[str, Any]):
 def _object(pairs: list[tuple[str, Any]]) -> _Object:
     made = _Object(pairs)
     if len(made) < len(pairs):
-        seen: set[str] = set()
-        made.repeated = frozenset(key for key, _ in pairs if key in seen or seen.add(key))
+        counts = Counter(key for key, _ in pairs)
+        made.repeated = frozenset(key for key, count in counts.items() if count > 1)
     return made
 
 
