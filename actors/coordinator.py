@@ -11,14 +11,16 @@ import asyncio
 import logging
 import secrets
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 from zrt.actors.generations import Generations
 from zrt.runtime.actor import Actor, Bare, Envelope
 from zrt.runtime.admission import Admission
-from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
+from zrt.runtime.compute.layout import PAGE_TOKENS
 from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import (
@@ -150,7 +152,9 @@ class Coordinator(Actor):
 
     def _seats(self) -> list[Seat]:
         ranges = stage_ranges(self.conf, self.spec)
-        return seats([(part.first, part.last) for part in ranges], [stage.replicas for stage in self.conf.stages])
+        stages = self.conf.stages
+        made = seats([(part.first, part.last) for part in ranges], [stage.replicas for stage in stages])
+        return [replace(seat, tp=stages[seat.stage].tp) for seat in made]
 
     def _template(self, folder: Path) -> Assignment:
         """What all stages' assignments have in common. A demo name or hub id is resolved by each machine itself."""
@@ -173,9 +177,10 @@ class Coordinator(Actor):
 
     def _capacity(self) -> int:
         """KV pages of the stage that has the fewest."""
-        most = max(seat.last - seat.first + 1 for seat in self.roster.plan)
-        page_bytes: int = PAGE_TOKENS * kv_token_bytes(self.spec, self.conf.model.dtype) * most
-        return self.conf.kv.bytes // page_bytes
+        return min(
+            kv_pages(self.spec, seat.last - seat.first + 1, self.conf.model.dtype, self.conf.kv.bytes, seat.tp)
+            for seat in self.roster.plan
+        )
 
     # ---- processes ----------------------------------------------------------------------------------------------
 
@@ -224,7 +229,9 @@ class Coordinator(Actor):
     def _on_state(self, envelope: Envelope) -> None:
         message = envelope.body
         assert isinstance(message, StateChanged)
-        self.roster.state_changed(self._sender(envelope), message)
+        entry = self.roster.state_changed(self._sender(envelope), message)
+        if message.state == "loading":  # what it held of sessions is gone
+            self.generations.peer_lost(entry.address)
         self.generations.routes_changed()
         self._changed.set()
 

@@ -173,6 +173,15 @@ def _actor_words(kinds: Any) -> None:
     server.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
     server.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
     _cluster_id(server)
+    rank = _command(
+        kinds, "tp-rank", _tp_rank, "a tensor-parallel rank: its leader, or anybody's JSON, tells it what to do"
+    )
+    rank.add_argument("--rank", type=words.count, metavar="R", required=True, help="its place in the group, from 1 on")
+    rank.add_argument("--world", type=words.positive, metavar="N", required=True, help="the ranks of the group")
+    rank.add_argument("--name", help="default: rankR-PID")
+    rank.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
+    rank.add_argument("--threads", type=words.positive, metavar="N", help="CPU threads (default: one for each core)")
+    rank.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
     coordinator = _command(kinds, "coordinator", _coordinator, "the coordinator of a cluster file")
     _cluster_words(coordinator)
     coordinator.add_argument("--listen", metavar="ENDPOINT", help="in place of the file's")
@@ -188,6 +197,7 @@ def _cluster_words(command: argparse.ArgumentParser) -> None:
     command.add_argument("conf", metavar="CONF", nargs="?", type=Path, help="a cluster file (default: conf/local.toml)")
     command.add_argument("--model", metavar="REF", help="a demo name, a folder, or a hub id; in place of the file's")
     command.add_argument("--stages", type=words.positive, metavar="N", help="N planned stages in place of the file's")
+    command.add_argument("--tp", type=words.positive, metavar="N", help="N tensor-parallel ranks in every stage")
 
 
 def _connect_words(command: argparse.ArgumentParser) -> None:
@@ -323,7 +333,8 @@ def _up(arguments: argparse.Namespace) -> int:
 def _conf(arguments: argparse.Namespace) -> "Conf":
     from zrt.runtime import config
 
-    return config.override(config.load(arguments.conf), model=arguments.model, stages=arguments.stages)
+    conf = config.load(arguments.conf)
+    return config.override(conf, model=arguments.model, stages=arguments.stages, tp=arguments.tp)
 
 
 def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
@@ -333,6 +344,8 @@ def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
         again += ["--model", arguments.model]
     if arguments.stages is not None:
         again += ["--stages", str(arguments.stages)]
+    if arguments.tp is not None:
+        again += ["--tp", str(arguments.tp)]
     return again
 
 
@@ -414,6 +427,19 @@ def _block_server(arguments: argparse.Namespace) -> int:
     )
 
 
+def _tp_rank(arguments: argparse.Namespace) -> int:
+    from zrt.actors.processes import run_tp_rank
+
+    return run_tp_rank(
+        arguments.name,
+        rank=arguments.rank,
+        world=arguments.world,
+        device=arguments.device,
+        threads=arguments.threads,
+        listen=arguments.listen,
+    )
+
+
 def _coordinator(arguments: argparse.Namespace) -> int:
     from zrt.actors.processes import run_coordinator
 
@@ -421,6 +447,7 @@ def _coordinator(arguments: argparse.Namespace) -> int:
         arguments.conf,
         model=arguments.model,
         stages=arguments.stages,
+        tp=arguments.tp,
         listen=arguments.listen,
         cluster=arguments.cluster_id,
     )

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from zrt.runtime.capacity import wishes
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
 from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.split import check_split
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import ActorInfo
@@ -39,6 +40,7 @@ class Seat:
     replica: int
     first: int
     last: int
+    tp: int = 1
 
 
 def seat_name(stage: int, replica: int, replicas: int) -> str:
@@ -49,6 +51,8 @@ def seat_name(stage: int, replica: int, replicas: int) -> str:
 def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
     """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config."""
     dtype = conf.model.dtype
+    for stage in conf.stages:
+        check_split(spec, stage.tp)
     return plan(
         [block_bytes(spec, dtype)] * spec.num_blocks,
         embedding_bytes(spec, dtype),
@@ -305,6 +309,7 @@ class Roster:
             restarts=self._restarts.get(entry.address.name, 0),
             silent_ms=int((now - entry.last_beat) * 1000),
             kv=load.kv if seat else None,
+            group=load.group if seat else None,
             fault=f"{fault.kind}: {fault.message}" if fault else "",
             stale=load.dropped_stale + load.stale,
         )
@@ -331,4 +336,5 @@ def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignmen
         template.sessions,
         template.chunk,
         template.idle_s,
+        seat.tp,
     )

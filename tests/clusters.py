@@ -49,8 +49,13 @@ class Local:
         return ids
 
 
-def cluster_file(folder: Path, stages: Sequence[str | None], *, threads: int = 1, **settings: object) -> str:
-    """A cluster file on a free port. `stages` are block ranges, None where planned; settings are `table_key=value`."""
+def cluster_file(
+    folder: Path, stages: Sequence[str | None], *, threads: int = 1, tp: Sequence[int] = (), **settings: object
+) -> str:
+    """A cluster file on a free port. `stages` are block ranges, None where planned; `tp` the ranks of each, if it is not 1.
+
+    Settings are `table_key=value`.
+    """
     tables: dict[str, dict[str, object]] = {
         "cluster": {"name": "test", "listen": "tcp://127.0.0.1:0"},
         "model": {"ref": str(folder), "context": 256},
@@ -64,8 +69,10 @@ def cluster_file(folder: Path, stages: Sequence[str | None], *, threads: int = 1
     for table, keys in tables.items():
         lines.append(f"[{table}]")
         lines += [f"{key} = {_toml(value)}" for key, value in keys.items()]
-    for blocks in stages:
+    for number, blocks in enumerate(stages):
         lines.append("[[stage]]")
+        if tp:
+            lines.append(f"tp = {tp[number]}")
         lines.append(f"threads = {threads}")
         if blocks is not None:
             lines.append(f'blocks = "{blocks}"')

@@ -161,6 +161,11 @@ class Engine:
         """Tokens held of a session, 0 if it is unknown."""
         return self.cache.have(key) if key in self.cache else 0
 
+    def truncate(self, key: Hashable, length: int) -> int:
+        """Hold at most so many tokens of a session; how many those are. `unknown_session` if it is not open."""
+        self.cache.rewind(key, length)
+        return self.cache.have(key)
+
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
         """End a session; what has a name stays as cache."""
         rope_length = self._rope_lengths.pop(key, 0)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from zrt.runtime.compute.layout import DTYPE_BYTES, EMBEDDING, HEAD, Shapes, shard_shapes
+from zrt.runtime.compute.layout import DTYPE_BYTES, EMBEDDING, HEAD, PAGE_TOKENS, Shapes, kv_token_bytes, shard_shapes
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 
@@ -137,6 +137,16 @@ def part_shapes(spec: ModelSpec, part: Part, first: int, last: int) -> Shapes:
     """Every tensor that a rank holds of a shard with blocks `first..last`, by its full name. `spec` is the whole model's."""
     stored = shard_shapes(spec, first, last)
     return {name: part.cut(spec, name, shape).shape(shape) for name, shape in stored.items()}
+
+
+def kv_page_bytes(spec: ModelSpec, blocks: int, dtype: str, world: int) -> int:
+    """A page of so many blocks on one rank, bytes."""
+    return PAGE_TOKENS * blocks * kv_token_bytes(Part(0, world).spec(spec), dtype)
+
+
+def kv_pages(spec: ModelSpec, blocks: int, dtype: str, kv_bytes: int, world: int) -> int:
+    """Pages that `kv_bytes` hold, where every rank has an equal share of the bytes."""
+    return kv_bytes // world // kv_page_bytes(spec, blocks, dtype, world)
 
 
 def part_bytes(spec: ModelSpec, part: Part, first: int, last: int, dtype: str) -> int:
