@@ -106,6 +106,9 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
     check.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
+    check.add_argument("--tp", type=words.positive, metavar="N", default=1, help="start N ranks, too, and let them sum")
+    check.add_argument("--device", default="cpu", help="of the first rank: cpu, cuda:0, … (default: cpu)")
+
     fetch = _command(commands, "fetch", _fetch, "download a model into the cache, and print its folder")
     fetch.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
 
@@ -126,7 +129,7 @@ Ctrl-C or Ctrl-D instead of a line leaves."""
 _PLAN = """Show which stage of a cluster file gets which blocks, and what memory that takes of what there is. Nothing is started; of the
 model, no weights are needed. Exit status 1 when memory is short."""
 _CHECK = """Say what a model is, and list all that keeps it from being run: from its config, its tokenizer and the headers of its weights.
-Nothing is started. Exit status 1 when it cannot be run. `zrt up` checks the weights first, too."""
+Nothing is started, but for ranks with --tp. Exit status 1 when it cannot be run. `zrt up` checks the weights first, too."""
 
 
 def _command(
@@ -395,7 +398,12 @@ def _check(arguments: argparse.Namespace) -> int:
     interruptible()
     from zrt.runtime import preflight
 
-    return preflight.check(arguments.model, json=arguments.json)
+    def trial(tp: int) -> ZrtError | None:
+        from zrt.actors.group_trial import try_group
+
+        return try_group(tp, arguments.device)
+
+    return preflight.check(arguments.model, json=arguments.json, tp=arguments.tp, trial=trial)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
