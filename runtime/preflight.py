@@ -161,7 +161,7 @@ def _print_plan(conf: Conf, spec: ModelSpec, found: Needs) -> None:
             stage.name,
             str(stage.blocks),
             str(stage.replicas),
-            stage.device,
+            stage.device if stage.tp == 1 else f"{stage.device}, {stage.tp} ranks",
             weights,
             kv,
             str(stage.kv_tokens),
