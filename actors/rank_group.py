@@ -84,7 +84,7 @@ _T = TypeVar("_T")
 _Response = TypeVar("_Response", bound=RankMessage)
 
 
-class Member:
+class RankProcess:
     """Rank `rank`, a process of ours."""
 
     def __init__(self, rank: int, child: Child) -> None:
@@ -122,7 +122,7 @@ class RankGroup:
         self._lost = lost
         self._stuck = stuck
         self._supervisor = Supervisor(self._on_death)
-        self._members: list[Member] = []
+        self._members: list[RankProcess] = []
         self._communicator: Communicator | None = None
         self._rendezvous: Rendezvous | None = None
         self._formed = 0.0
@@ -140,7 +140,7 @@ class RankGroup:
     async def form(self) -> None:
         """Start the ranks, see who they are, join them, and check that they can sum. ZrtError: what keeps them from it."""
         for rank in range(1, self.world):
-            self._members.append(Member(rank, self._spawn(rank)))
+            self._members.append(RankProcess(rank, self._spawn(rank)))
         for member in self._members:
             ready = await member.child.ready()
             member.address = Address(member.child.name, ready.incarnation, ready.endpoint)
@@ -247,7 +247,7 @@ class RankGroup:
         if not self._ending:
             self._fail(ZrtError("rank_failed", str(death), self._actor.name))
 
-    async def _watch(self, member: Member) -> None:
+    async def _watch(self, member: RankProcess) -> None:
         """Ping a rank for as long as it lives; one that is silent is hung. Its memory is asked for now and then."""
         count = 0
         while True:
@@ -434,14 +434,16 @@ class RankGroup:
             self._fail(ZrtError("rank_failed", f"{op}: the leader failed but ranks did not: {own}", self._actor.name))
         raise ZrtError(own.kind, f"{own.message}{f'; {words}' if words else ''}", own.where)
 
-    async def _timed(self, member: Member, answer: Awaitable[_Response]) -> _Response:
+    async def _timed(self, member: RankProcess, answer: Awaitable[_Response]) -> _Response:
         started = time.perf_counter_ns()
         try:
             return await answer
         finally:
             member.load.drain_us += (time.perf_counter_ns() - started) // 1000
 
-    async def _ask(self, member: Member, request: WorkerRequest, reply: type[_Response], timeout: float) -> _Response:
+    async def _ask(
+        self, member: RankProcess, request: WorkerRequest, reply: type[_Response], timeout: float
+    ) -> _Response:
         """ZrtError: the rank's own; rank_failed: another reply than this, or none."""
         try:
             answer = (await self._actor.ask(member.address, request, timeout=timeout)).body
