@@ -9,6 +9,7 @@ from ranked import RankedPipeline, on_ranks
 from tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
 
 from zrt.runtime.compute.layout import shard_bytes, shard_shapes
+from zrt.runtime.compute.linear import DenseLinear
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.split import Part, check_split, part_bytes, works
@@ -183,13 +184,34 @@ def test_the_parts_of_all_ranks_are_the_whole(name, tp, make_model) -> None:
     parts = [
         Shard.load(spec, open_checkpoint(folder), (0, 3), dtype=torch.float32, group=Alone(r, tp)) for r in range(tp)
     ]
-    assert torch.equal(torch.cat([part.embedding for part in parts])[: spec.vocab_size], whole.embedding)
+    names = torch.arange(spec.vocab_size)
+    assert torch.equal(
+        _rows(whole.embedding, names),
+        torch.cat([_rows(part.embedding.own, own) for part, own in _own_names(parts, names)]),
+    )
     for number, block in enumerate(whole.blocks):
         held = [part.blocks[number] for part in parts]
-        assert torch.equal(torch.cat([one.o.product.weight for one in held], 1), block.o.weight)
-        assert torch.equal(torch.cat([one.down.product.weight for one in held], 1), block.down.weight)
-        gates = [one.gate_up.weight.chunk(2) for one in held]
-        assert torch.equal(torch.cat([*(gate for gate, _ in gates), *(up for _, up in gates)]), block.gate_up.weight)
+        hidden = torch.arange(spec.hidden_size)
+        assert torch.equal(torch.cat([_rows(one.o.product, hidden) for one in held], 1), _rows(block.o, hidden))
+        assert torch.equal(torch.cat([_rows(one.down.product, hidden) for one in held], 1), _rows(block.down, hidden))
+        inner = torch.arange(2 * spec.intermediate_size)
+        gates = [_rows(one.gate_up, inner[: len(inner) // tp]).chunk(2) for one in held]
+        stacked = torch.cat([*(gate for gate, _ in gates), *(up for _, up in gates)])
+        assert torch.equal(stacked, _rows(block.gate_up, inner))
+
+
+def _rows(layer, numbers):
+    """Rows of a layer's weight, however it is kept."""
+    width = layer.weight.shape[1] if isinstance(layer, DenseLinear) else layer.shape[1]
+    out = torch.empty(len(numbers), width)
+    layer.rows(numbers, out)
+    return out
+
+
+def _own_names(parts, names):
+    """Each part, and the numbers that the rows it holds have within it."""
+    count = -(-len(names) // len(parts))
+    return [(part, torch.arange(len(held))) for part, held in zip(parts, names.split(count), strict=True)]
 
 
 @pytest.mark.parametrize(
