@@ -3,7 +3,10 @@
 Receives from the coordinator: Assign, SetState, Open, Credit, Close, Shutdown, and InferenceRequest (token ids: prompts, replays).
 Receives from the stage before it: InferenceRequest (hidden states; token ids where the last stage closes the ring).
 Receives from any peer, bare: InferenceRequest, answered by InferenceResponse.
-Sends to the coordinator: Register, Beat, StateChanged, LoadProgress, Opened, Sampled, Filled, StepFailed; to the next stage: InferenceRequest.
+Sends to the coordinator: Register, Beat, StateChanged, LoadProgress, Opened, Sampled, Filled, StepFailed; to the next stage: InferenceRequest;
+to its TP ranks: the requests of messages/ranks.py.
+
+With `tp` in its assignment it leads that many ranks (rank_group.py), and all of them run each turn.
 
 The loop keeps the sessions (routed_sessions.py, bare_sessions.py) and the queue of steps (turn_loop.py); tensors, KV and weights belong
 to the lane (compute/engine.py).
@@ -12,8 +15,12 @@ to the lane (compute/engine.py).
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from typing import TypeAlias
 
+from zrt.actors.backend import Backend, LocalBackend
 from zrt.actors.bare_sessions import BareSessions, BareStep
+from zrt.actors.rank_group import RankGroup
 from zrt.actors.routed_sessions import RoutedSessions
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
@@ -36,10 +43,16 @@ from zrt.runtime.messages.control import (
 )
 from zrt.runtime.messages.inference import WARMING_UP
 from zrt.runtime.models import resolve
+from zrt.runtime.process import leave
 from zrt.runtime.turns import Waiting
 
 log = logging.getLogger(__name__)
 
+Progress: TypeAlias = Callable[[int, int], None]
+
+STUCK_STATUS = 75  # the exit of a leader whose lane does not come back from a broken group
+REBUILDS = 5  # how often a group of ranks is begun before its stage is failed
+REBUILD_PAUSE_S = 0.5
 PROGRESS_S = 0.1  # load progress is reported at most this often
 COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace)
 
@@ -66,6 +79,8 @@ class BlockServer(Member):
         self.threads = threads
         self.assignment: Assignment | None = None
         self._fault: Fault | None = None
+        self._group: RankGroup | None = None
+        self._rebuilds = 0
         self.turns = TurnLoop(f"{name}-{device}", threads, work=self._work, deliver=self._deliver)
         self.bare = BareSessions(self, self.turns, self._ready, drains=lambda: self.state in ("draining", "drained"))
         self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room)
@@ -83,6 +98,8 @@ class BlockServer(Member):
 
     async def stop(self) -> None:
         self.state = "stopped"
+        if self._group is not None:
+            await self._group.end()
         await super().stop()
         self.turns.lane.close()
 
@@ -98,6 +115,9 @@ class BlockServer(Member):
         load = self.turns.load()
         load.sessions = len(self.routed) + len(self.bare)
         load.stale = self.counters.stale
+        if self._group is not None:
+            load.group = self._group.stats()
+            load.group.rebuilds = self._rebuilds
         return load
 
     def _on_registered(self, again: bool) -> None:
@@ -113,9 +133,7 @@ class BlockServer(Member):
         assignment = envelope.body.assignment
         if self.assignment is None or assignment.serial != self.assignment.serial:
             self.assignment = assignment
-            self.turns.take_engine(None, assignment.chunk)
-            self._set_state("loading")
-            self.spawn(self._load(assignment), "load")
+            self._begin(assignment)
         return Done()
 
     def _on_set_state(self, envelope: Envelope) -> Control:
@@ -124,6 +142,11 @@ class BlockServer(Member):
         self._ready()
         self.state = message.state
         return Done()
+
+    def _begin(self, assignment: Assignment) -> None:
+        self.turns.take_backend(None, assignment.chunk)
+        self._set_state("loading")
+        self.spawn(self._load(assignment), "load")
 
     async def _load(self, assignment: Assignment) -> None:
         loop = asyncio.get_running_loop()
@@ -136,17 +159,14 @@ class BlockServer(Member):
                 reported = now
                 loop.call_soon_threadsafe(self._report, LoadProgress(assignment.serial, done, total))
 
-        def load() -> Engine:
-            return Engine.load(
-                resolve(assignment.model, weights=assignment.weights == "files"),
-                assignment,
-                device=self.device,
-                progress=progress,
-                cancelled=lambda: self.assignment is not assignment or self.ended.is_set(),
-            )
+        def cancelled() -> bool:
+            return self.assignment is not assignment or self.ended.is_set()
 
         try:
-            engine = await self.turns.lane.run(load)
+            await self._leave_group()
+            backend = await (self._load_here if assignment.tp == 1 else self._load_group)(
+                assignment, progress, cancelled
+            )
         except Exception as error:  # whatever it is, it is this assignment's end, and the coordinator's to know
             known = isinstance(error, ZrtError)
             if not known:
@@ -156,8 +176,62 @@ class BlockServer(Member):
                 self._set_state("failed", Fault(fault.kind, fault.message, fault.where or self.name))
             return
         if self.assignment is assignment:
-            self.turns.take_engine(engine, assignment.chunk)
+            self.turns.take_backend(backend, assignment.chunk)
             self._set_state("ready")
+
+    async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
+        def load() -> Engine:
+            folder = resolve(assignment.model, weights=assignment.weights == "files")
+            return Engine.load(folder, assignment, device=self.device, progress=progress, cancelled=cancelled)
+
+        return LocalBackend(self.turns.lane, await self.turns.lane.run(load))
+
+    # ---- tensor parallel ----------------------------------------------------------------------------------------
+
+    async def _load_group(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
+        """As leader of `tp` ranks. One that breaks meanwhile is built again, a few times."""
+        folder = await self.turns.lane.run(resolve, assignment.model, weights=assignment.weights == "files")
+        for attempt in range(REBUILDS):
+            if attempt:
+                await asyncio.sleep(REBUILD_PAUSE_S * attempt)
+            group = self._group = RankGroup(
+                self,
+                self.turns.lane,
+                world=assignment.tp,
+                device=self.device,
+                threads=max(1, self.threads[0] // assignment.tp),
+                lost=self._on_group_lost,
+                stuck=self._on_stuck,
+            )
+            try:
+                await group.form()
+                await group.load(folder, assignment, progress, cancelled)
+                return group
+            except ZrtError as error:
+                if group.broken is None or cancelled() or attempt == REBUILDS - 1:
+                    raise
+                log.warning("%s: the group of ranks is built again: %s", self.name, error)
+                await self._leave_group()
+                self._rebuilds += 1
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _leave_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            await group.end()
+
+    def _on_group_lost(self, error: ZrtError) -> None:
+        """All KV of this stage is gone with the group that serves: sessions are opened and replayed once there is a new one."""
+        assignment = self.assignment
+        if assignment is None or self.turns.backend is not self._group or self.ended.is_set():
+            return  # it was being built: whoever builds it knows
+        self._rebuilds += 1
+        self._begin(assignment)
+        self.routed.forget_all()
+
+    def _on_stuck(self) -> None:
+        """The lane waits in an operation that nothing ends: only a new process helps. Our ranks end with us."""
+        leave(STUCK_STATUS)
 
     def _set_state(self, state: ActorState, fault: Fault | None = None) -> None:
         self.state, self._fault = state, fault

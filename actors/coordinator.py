@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from zrt.actors.drains import Drains
 from zrt.actors.generations import Generations
 from zrt.runtime.actor import Actor, Bare, Envelope
 from zrt.runtime.admission import Admission
-from zrt.runtime.capacity import block_server_bytes, kv_pages
+from zrt.runtime.capacity import block_server_bytes
 from zrt.runtime.compute.layout import PAGE_TOKENS
 from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import (
@@ -157,11 +159,13 @@ class Coordinator(Actor):
 
     def _roster(self) -> Roster:
         conf, spec = self.conf, self.spec
-        ranges = [(part.first, part.last) for part in stage_ranges(conf, spec)]
+        made = seats(
+            [(part.first, part.last) for part in stage_ranges(conf, spec)], [one.replicas for one in conf.stages]
+        )
         return Roster(
-            seats(ranges, [stage.replicas for stage in conf.stages]),
+            [replace(seat, tp=conf.stages[seat.stage].tp) for seat in made],
             needed=lambda first, last: block_server_bytes(conf, spec, first, last),
-            pages=lambda first, last: kv_pages(conf, spec, first, last),
+            pages=lambda seat: kv_pages(spec, seat.last - seat.first + 1, conf.model.dtype, conf.kv.bytes, seat.tp),
             spares=spare_names(conf),
         )
 
@@ -237,7 +241,9 @@ class Coordinator(Actor):
     def _on_state(self, envelope: Envelope) -> None:
         message = envelope.body
         assert isinstance(message, StateChanged)
-        self.roster.state_changed(self._sender(envelope), message)
+        entry = self.roster.state_changed(self._sender(envelope), message)
+        if message.state == "loading":  # what it held of sessions is gone
+            self.generations.peer_lost(entry.address)
         self._place()
 
     def _on_load_progress(self, envelope: Envelope) -> None:

@@ -17,6 +17,7 @@ PORT_S = 5.0
 if TYPE_CHECKING:
     from zrt.actors.block_server import BlockServer
     from zrt.actors.coordinator import Coordinator
+    from zrt.actors.tp_rank import TpRank
     from zrt.runtime.actor import Actor
 
 
@@ -55,7 +56,7 @@ def run_block_server(
 
 
 def run_coordinator(
-    path: Path | None, *, model: str | None, stages: int | None, listen: str | None, cluster: str
+    path: Path | None, *, model: str | None, stages: int | None, tp: int | None, listen: str | None, cluster: str
 ) -> NoReturn:
     """The coordinator of a cluster file with these overrides; its model must have been fetched. `cluster` is the cluster's id, empty for
     a new one. With `listen` it may be that it takes an earlier one's place."""
@@ -69,7 +70,7 @@ def run_coordinator(
         from zrt.runtime.models import resolve
         from zrt.runtime.prompts import Prompts
 
-        conf = config.override(config.load(path), model=model, stages=stages)
+        conf = config.override(config.load(path), model=model, stages=stages, tp=tp)
         if listen is not None:
             _guard(listen, conf.cluster.insecure)
             conf = msgspec.structs.replace(conf, cluster=msgspec.structs.replace(conf.cluster, listen=listen))
@@ -77,6 +78,25 @@ def run_coordinator(
         spec = read_spec(folder)
         prompts = Prompts(folder, spec, min(conf.model.context, spec.max_positions))
         return Coordinator(conf, folder, spec, prompts, cluster=cluster, port_s=PORT_S if listen is not None else 0.0)
+
+    _run(make)
+
+
+def run_tp_rank(name: str | None, *, rank: int, world: int, device: str, threads: int | None, listen: str) -> NoReturn:
+    """A rank of a tensor-parallel group, which waits for its leader."""
+
+    def make() -> "TpRank":
+        _guard(listen, False)
+        from zrt.actors.tp_rank import TpRank
+
+        return TpRank(
+            name or f"rank{rank}-{os.getpid()}",
+            rank=rank,
+            world=world,
+            device=device,
+            threads=threads or len(os.sched_getaffinity(0)),
+            listen=listen,
+        )
 
     _run(make)
 

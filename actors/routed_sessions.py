@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zrt.actors.backend import Backend
 from zrt.actors.payloads import rows_of
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
@@ -92,6 +93,8 @@ class RoutedSessions:
         message = envelope.body
         assert isinstance(message, Open)
         engine = self._ready()
+        backend = self._loop.backend
+        assert backend is not None
         known = self._sessions.get(message.session)
         if known is not None and known.epoch > message.epoch:
             self._loop.tally.dropped_stale += 1
@@ -103,7 +106,7 @@ class RoutedSessions:
         self._sessions[message.session] = session
         self._loop.drop(message.session)
         try:
-            have = await self._reserve(engine, message)
+            have = await self._reserve(backend, message)
         except Exception:
             if self._sessions.get(message.session) is session:
                 self._forget(message.session)
@@ -112,13 +115,11 @@ class RoutedSessions:
             raise ZrtError("cancelled", f"epoch {message.epoch} was overtaken")
         return Opened(have)
 
-    async def _reserve(self, engine: Engine, message: Open) -> int:
+    async def _reserve(self, backend: Backend, message: Open) -> int:
         """A place in the engine's cache, before all others: how much of the history it holds."""
         while True:
             try:
-                return await self._loop.lane.run(
-                    engine.open, message.session, message.length, message.page_keys, message.prompt_length
-                )
+                return await backend.open(message.session, message.length, message.page_keys, message.prompt_length)
             except ZrtError as error:
                 if error.kind != "overloaded" or not await self._make_room():
                     raise

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+from zrt.actors.backend import Backend
 from zrt.runtime.compute.engine import Engine, Outcome, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
@@ -43,7 +44,7 @@ class TurnLoop:
         deliver: Callable[[Turn], Awaitable[None]],
     ) -> None:
         self.tally = Load()
-        self.engine: Engine | None = None
+        self.backend: Backend | None = None
         self.lane = Lane(name)
         self._work = work
         self._deliver = deliver
@@ -55,9 +56,13 @@ class TurnLoop:
         self._wake = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
 
-    def take_engine(self, engine: Engine | None, chunk: int) -> None:
-        """Serve this engine from now on; what waits for another is dropped. `chunk` is the most prompt tokens of a turn."""
-        self.engine = engine
+    @property
+    def engine(self) -> Engine | None:
+        return self.backend.engine if self.backend is not None else None
+
+    def take_backend(self, backend: Backend | None, chunk: int) -> None:
+        """Serve this one from now on; what waits for another is dropped. `chunk` is the most prompt tokens of a turn."""
+        self.backend = backend
         self._queue = TurnQueue()
         self._parked.clear()
         self._pace = Pace(chunk)
@@ -83,10 +88,10 @@ class TurnLoop:
     async def release(self, key: Hashable, names: Sequence[int] | None = None) -> None:
         """Free the session's KV (pages with names stay as cache); parked steps are tried again with what came back."""
         self.drop(key)
-        engine = self.engine
-        if engine is None:
+        backend = self.backend
+        if backend is None:
             return
-        await self.lane.run(engine.close, key, names)
+        await backend.close(key, names)
         for steps in self._parked.values():
             for step in reversed(steps):
                 self._queue.put_back(step)
@@ -107,13 +112,13 @@ class TurnLoop:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while (engine := self.engine) is not None:
+            while (backend := self.backend) is not None:
                 now = time.monotonic()
                 steps = self._queue.take(self._pace.budget(now), now)
                 if not steps:
                     self._wake_at(self._queue.due(), now)
                     break
-                await self._turn(engine, steps)
+                await self._turn(backend, steps)
 
     def _wake_at(self, due: float | None, now: float) -> None:
         """Look again when a slot has waited long enough for its others."""
@@ -123,12 +128,13 @@ class TurnLoop:
             None if due is None else asyncio.get_running_loop().call_later(max(0.0, due - now), self._wake.set)
         )
 
-    async def _turn(self, engine: Engine, steps: list[Waiting]) -> None:
+    async def _turn(self, backend: Backend, steps: list[Waiting]) -> None:
+        engine = backend.engine
         works = [self._work(engine, step) for step in steps]
         started = time.monotonic()
         try:
             crowded = self._crowd.observe(started, steps[0].slot) > 1
-            result = await self.lane.run(engine.turn, works, self._threads[crowded])
+            result = await backend.turn(works, self._threads[crowded])
         except Exception as error:  # whatever a forward raises, the other sessions go on
             log.exception("a turn of %d steps failed", len(steps))
             fault = error if isinstance(error, ZrtError) else ZrtError("internal", f"a turn failed: {error!r}")

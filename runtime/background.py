@@ -13,8 +13,7 @@ from zrt.runtime.client import DOWN_S
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import say
 from zrt.runtime.lifeline import READY_FD
-from zrt.runtime.spawn import Ready
-from zrt.runtime.up import command
+from zrt.runtime.spawn import Ready, command
 
 READY_S: Final = 1800.0
 """How long it may take to be ready: most of it is reading weights."""

@@ -7,8 +7,9 @@ from typing import Final
 
 import msgspec
 
-from zrt.runtime.compute.layout import DTYPE_BYTES, PAGE_TOKENS, kv_token_bytes, shard_bytes
+from zrt.runtime.compute.layout import DTYPE_BYTES, PAGE_TOKENS, shard_bytes
 from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.split import Part, kv_page_bytes, kv_pages, part_bytes
 from zrt.runtime.config import Conf, Stage
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks, Wish
@@ -21,7 +22,8 @@ COORDINATOR_BYTES: Final = 128 << 20
 
 
 class StageNeeds(msgspec.Struct, frozen=True):
-    """One stage of the plan. Bytes and KV tokens are those of each replica; `memory` is the most it may take, None without a limit."""
+    """One stage of the plan. Bytes and KV tokens are those of each replica, its `tp` ranks together; `memory` is the most it may take, None
+    without a limit."""
 
     name: str
     blocks: Blocks
@@ -33,6 +35,7 @@ class StageNeeds(msgspec.Struct, frozen=True):
     kv_page_bytes: int
     process_bytes: int
     memory: int | None
+    tp: int = 1
 
     @property
     def total_bytes(self) -> int:
@@ -68,7 +71,7 @@ def wishes(conf: Conf, spec: ModelSpec) -> list[Wish]:
         if stage.memory is None:
             found.append(Wish(stage.blocks))
         else:
-            room = max(1, stage.memory - conf.kv.bytes - process_bytes(conf, spec))
+            room = max(1, stage.memory - conf.kv.bytes - process_bytes(conf, spec) * stage.tp)
             found.append(Wish(stage.blocks, float(room), room))
     return found
 
@@ -113,13 +116,9 @@ def shortage(needs: Needs) -> ZrtError | None:
 
 
 def block_server_bytes(conf: Conf, spec: ModelSpec, first: int, last: int) -> int:
-    """What a block server takes in all that holds these blocks."""
-    return shard_bytes(spec, first, last, conf.model.dtype) + conf.kv.bytes + process_bytes(conf, spec)
-
-
-def kv_pages(conf: Conf, spec: ModelSpec, first: int, last: int) -> int:
-    """The KV pages a block server has that holds these blocks."""
-    return conf.kv.bytes // (PAGE_TOKENS * (last - first + 1) * kv_token_bytes(spec, conf.model.dtype))
+    """What a block server takes in all that holds these blocks, with as many ranks as any stage has."""
+    processes = max(stage.tp for stage in conf.stages) * process_bytes(conf, spec)
+    return shard_bytes(spec, first, last, conf.model.dtype) + conf.kv.bytes + processes
 
 
 def process_bytes(conf: Conf, spec: ModelSpec) -> int:
@@ -143,18 +142,20 @@ _WAYS_OUT: Final = "lower [kv] bytes, take a smaller dtype or model"
 
 
 def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks: Blocks) -> StageNeeds:
-    page = PAGE_TOKENS * len(blocks) * kv_token_bytes(spec, conf.model.dtype)
+    dtype, tp = conf.model.dtype, stage.tp
+    weights = sum(part_bytes(spec, Part(rank, tp), blocks.first, blocks.last, dtype) for rank in range(tp))
     return StageNeeds(
         name=f"stage{number}",
         blocks=blocks,
         replicas=stage.replicas,
         device=stage.device,
-        weight_bytes=shard_bytes(spec, blocks.first, blocks.last, conf.model.dtype),
+        weight_bytes=weights,
         kv_bytes=conf.kv.bytes,
-        kv_tokens=conf.kv.bytes // page * PAGE_TOKENS,
-        kv_page_bytes=page,
-        process_bytes=process_bytes(conf, spec),
+        kv_tokens=kv_pages(spec, len(blocks), dtype, conf.kv.bytes, tp) * PAGE_TOKENS,
+        kv_page_bytes=kv_page_bytes(spec, len(blocks), dtype, tp) * tp,
+        process_bytes=process_bytes(conf, spec) * tp,
         memory=stage.memory,
+        tp=tp,
     )
 
 

@@ -106,6 +106,9 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
     check.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
+    check.add_argument("--tp", type=words.positive, metavar="N", default=1, help="start N ranks, too, and let them sum")
+    check.add_argument("--device", default="cpu", help="of the first rank: cpu, cuda:0, … (default: cpu)")
+
     fetch = _command(commands, "fetch", _fetch, "download a model into the cache, and print its folder")
     fetch.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
 
@@ -149,7 +152,7 @@ is up. A second `zrt down` does not wait for them."""
 _PLAN = """Show which stage of a cluster file gets which blocks, and what memory that takes of what there is. Nothing is started; of the
 model, no weights are needed. Exit status 1 when memory is short."""
 _CHECK = """Say what a model is, and list all that keeps it from being run: from its config, its tokenizer and the headers of its weights.
-Nothing is started. Exit status 1 when it cannot be run. `zrt up` checks the weights first, too."""
+Nothing is started, but for ranks with --tp. Exit status 1 when it cannot be run. `zrt up` checks the weights first, too."""
 
 
 def _command(
@@ -203,6 +206,15 @@ def _actor_words(kinds: Any) -> None:
     server.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
     server.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
     _cluster_id(server)
+    rank = _command(
+        kinds, "tp-rank", _tp_rank, "a tensor-parallel rank: its leader, or anybody's JSON, tells it what to do"
+    )
+    rank.add_argument("--rank", type=words.count, metavar="R", required=True, help="its place in the group, from 1 on")
+    rank.add_argument("--world", type=words.positive, metavar="N", required=True, help="the ranks of the group")
+    rank.add_argument("--name", help="default: rankR-PID")
+    rank.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
+    rank.add_argument("--threads", type=words.positive, metavar="N", help="CPU threads (default: one for each core)")
+    rank.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
     coordinator = _command(kinds, "coordinator", _coordinator, "the coordinator of a cluster file")
     _cluster_words(coordinator)
     coordinator.add_argument("--listen", metavar="ENDPOINT", help="in place of the file's")
@@ -218,6 +230,7 @@ def _cluster_words(command: argparse.ArgumentParser) -> None:
     command.add_argument("conf", metavar="CONF", nargs="?", type=Path, help="a cluster file (default: conf/local.toml)")
     command.add_argument("--model", metavar="REF", help="a demo name, a folder, or a hub id; in place of the file's")
     command.add_argument("--stages", type=words.positive, metavar="N", help="N planned stages in place of the file's")
+    command.add_argument("--tp", type=words.positive, metavar="N", help="N tensor-parallel ranks in every stage")
 
 
 def _connect_words(command: argparse.ArgumentParser) -> None:
@@ -353,7 +366,8 @@ def _up(arguments: argparse.Namespace) -> int:
 def _conf(arguments: argparse.Namespace) -> "Conf":
     from zrt.runtime import config
 
-    return config.override(config.load(arguments.conf), model=arguments.model, stages=arguments.stages)
+    conf = config.load(arguments.conf)
+    return config.override(conf, model=arguments.model, stages=arguments.stages, tp=arguments.tp)
 
 
 def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
@@ -363,6 +377,8 @@ def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
         again += ["--model", arguments.model]
     if arguments.stages is not None:
         again += ["--stages", str(arguments.stages)]
+    if arguments.tp is not None:
+        again += ["--tp", str(arguments.tp)]
     return again
 
 
@@ -424,7 +440,12 @@ def _check(arguments: argparse.Namespace) -> int:
     interruptible()
     from zrt.runtime import preflight
 
-    return preflight.check(arguments.model, json=arguments.json)
+    def trial(tp: int) -> ZrtError | None:
+        from zrt.actors.group_trial import try_group
+
+        return try_group(tp, arguments.device)
+
+    return preflight.check(arguments.model, json=arguments.json, tp=arguments.tp, trial=trial)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
@@ -457,6 +478,19 @@ def _block_server(arguments: argparse.Namespace) -> int:
     )
 
 
+def _tp_rank(arguments: argparse.Namespace) -> int:
+    from zrt.actors.processes import run_tp_rank
+
+    return run_tp_rank(
+        arguments.name,
+        rank=arguments.rank,
+        world=arguments.world,
+        device=arguments.device,
+        threads=arguments.threads,
+        listen=arguments.listen,
+    )
+
+
 def _coordinator(arguments: argparse.Namespace) -> int:
     from zrt.actors.processes import run_coordinator
 
@@ -464,6 +498,7 @@ def _coordinator(arguments: argparse.Namespace) -> int:
         arguments.conf,
         model=arguments.model,
         stages=arguments.stages,
+        tp=arguments.tp,
         listen=arguments.listen,
         cluster=arguments.cluster_id,
     )

@@ -49,6 +49,8 @@ class Stage(msgspec.Struct, frozen=True):
     device: str = "cpu"
     threads: AtLeastOne | None = None
     memory: int | None = None
+    tp: AtLeastOne = 1
+    """Ranks that each block is split over, each a process of its own: on CUDA devices from `device` on."""
 
 
 class Spares(msgspec.Struct, frozen=True):
@@ -125,8 +127,8 @@ def parse(text: str, where: str) -> Conf:
     return conf
 
 
-def override(conf: Conf, *, model: str | None = None, stages: int | None = None) -> Conf:
-    """The conf with what the command line says instead. `stages` replaces the stage list by so many planned ones,
+def override(conf: Conf, *, model: str | None = None, stages: int | None = None, tp: int | None = None) -> Conf:
+    """The conf with what the command line says instead. `tp` is that of every stage; `stages` replaces the stage list by so many planned ones,
     with the settings that the stages of the file have in common. Errors: bad_config, where they have not."""
     if model is not None:
         if not model:
@@ -139,9 +141,13 @@ def override(conf: Conf, *, model: str | None = None, stages: int | None = None)
         if any(stage != planned[0] for stage in planned):
             raise ZrtError(
                 "bad_config",
-                f"--stages {stages} cannot replace stages that differ in replicas, device, threads or memory; edit the cluster file",
+                f"--stages {stages} cannot replace stages that differ in replicas, device, threads, memory or tp; edit the cluster file",
             )
         conf = msgspec.structs.replace(conf, stages=(planned[0],) * stages)
+    if tp is not None:
+        if tp < 1:
+            raise ZrtError("bad_config", f"--tp {tp}: at least one rank is needed")
+        conf = msgspec.structs.replace(conf, stages=tuple(msgspec.structs.replace(one, tp=tp) for one in conf.stages))
     return conf
 
 

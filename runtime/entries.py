@@ -77,5 +77,6 @@ class Entry:
             stale=load.dropped_stale + load.stale,
             silent_ms=int((now - self.last_beat) * 1000),
             kv=load.kv if seat else None,
+            group=load.group if seat else None,
             fault=f"{fault.kind}: {fault.message}" if fault else "",
         )

@@ -18,6 +18,11 @@ def available_memory(root: Path = Path("/")) -> int:
     return max(0, min([_mem_available(root), *_groups(root)]))
 
 
+def total_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory this machine has."""
+    return _table((root / "proc/meminfo").read_text(), ":")["MemTotal"] * 1024
+
+
 def _mem_available(root: Path) -> int:
     numbers = _table((root / "proc/meminfo").read_text(), ":")
     return numbers["MemAvailable"] * 1024

@@ -2,6 +2,7 @@
 `zrt up` both."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,9 @@ from rich.table import Table
 
 from zrt.runtime.capacity import Needs, StageNeeds, in_words, needs, shortage
 from zrt.runtime.check import Report, found_spec, inspect, require_weights
+from zrt.runtime.compute.inventory import Problem
 from zrt.runtime.compute.spec import ModelSpec, read_spec
+from zrt.runtime.compute.split import check_split
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import say
@@ -37,9 +40,15 @@ def prepare(conf: Conf) -> None:
             _refuse(shortage(_needs(conf, found)))
 
 
-def check(ref: str, *, json: bool) -> int:
-    """Say what the model called `ref` is and all that keeps it from being run: the exit status. ZrtError bad_model: there is none."""
-    report = inspect(_fetch(ref))
+def check(ref: str, *, json: bool, tp: int, trial: Callable[[int], ZrtError | None]) -> int:
+    """Say what the model called `ref` is and all that keeps it from being run: the exit status. ZrtError bad_model: there is none.
+
+    With `tp` over 1 that is: from being run by so many ranks. `trial` then forms such a group; it returns what went wrong.
+    """
+    folder = _fetch(ref)
+    report = inspect(folder)
+    if tp > 1:
+        _check_ranks(folder, report, tp, trial)
     if json:
         _print_json({"usable": report.usable, **msgspec.to_builtins(report)})
     else:
@@ -47,6 +56,20 @@ def check(ref: str, *, json: bool) -> int:
     for problem in report.problems:
         say(f"zrt: {problem.kind}: {problem.message}")
     return 0 if report.usable else 1
+
+
+def _check_ranks(folder: Path, report: Report, tp: int, trial: Callable[[int], ZrtError | None]) -> None:
+    try:
+        check_split(read_spec(folder), tp)
+    except ZrtError as error:
+        if error.kind == "bad_config":  # what else is wrong has been reported
+            report.problems.append(Problem(error.kind, error.message))
+        return
+    fault = trial(tp)
+    if fault is None:
+        report.notes.append(f"{tp} ranks were started, joined each other, and their sum was right")
+    else:
+        report.problems.append(Problem(fault.kind, str(fault)))
 
 
 def plan(conf: Conf, *, json: bool) -> int:
@@ -138,7 +161,7 @@ def _print_plan(conf: Conf, spec: ModelSpec, found: Needs) -> None:
             stage.name,
             str(stage.blocks),
             str(stage.replicas),
-            stage.device,
+            stage.device if stage.tp == 1 else f"{stage.device}, {stage.tp} ranks",
             weights,
             kv,
             str(stage.kv_tokens),

@@ -31,7 +31,7 @@ Crowd = Mapping[str, tuple[int, int]]
 class Roster:
     """The processes of one cluster, and the seats of its plan.
 
-    `needed(first, last)` is the bytes a block server takes in all that holds these blocks, `pages(first, last)` the KV pages it then has.
+    `needed(first, last)` is the bytes a block server takes in all that holds these blocks, `pages(seat)` the KV pages it then has.
     `spares` are the names of the blank block servers that are started along.
     """
 
@@ -40,7 +40,7 @@ class Roster:
         plan: Sequence[Seat],
         *,
         needed: Callable[[int, int], int],
-        pages: Callable[[int, int], int],
+        pages: Callable[[Seat], int],
         spares: Sequence[str] = (),
     ) -> None:
         self._pages = pages
@@ -221,7 +221,7 @@ class Roster:
         of_one, of_all = [], []
         for stage in range(self.num_stages):
             seat = self._seating.of_stage(stage)[0]
-            pages = self._pages(seat.first, seat.last)
+            pages = self._pages(seat)
             of_one.append(pages)
             of_all.append(pages * max(1, sum(entry.routable for entry in self._seating.holders(stage))))
         return min(of_one), min(of_all)
@@ -308,4 +308,5 @@ def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignmen
         template.sessions,
         template.chunk,
         template.idle_s,
+        seat.tp,
     )

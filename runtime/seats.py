@@ -6,19 +6,22 @@ from dataclasses import dataclass, replace
 from zrt.runtime.capacity import wishes
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
 from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.split import check_split
 from zrt.runtime.config import Conf
 from zrt.runtime.plan import Blocks, plan
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A place in the plan: replica `replica` of stage `stage`, for blocks first..last, usually taken by the actor called `name`."""
+    """A place in the plan: replica `replica` of stage `stage`, for blocks first..last, usually taken by the actor called `name`, with `tp`
+    ranks."""
 
     name: str
     stage: int
     replica: int
     first: int
     last: int
+    tp: int = 1
 
 
 def seat_name(stage: int, replica: int, replicas: int) -> str:
@@ -34,6 +37,8 @@ def spare_names(conf: Conf) -> list[str]:
 def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
     """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config."""
     dtype = conf.model.dtype
+    for stage in conf.stages:
+        check_split(spec, stage.tp)
     return plan(
         [block_bytes(spec, dtype)] * spec.num_blocks,
         embedding_bytes(spec, dtype),

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,11 @@ WORD_BYTES: Final = 2000
 _CHUNK: Final = 65536
 _READY_BYTES: Final = 65536
 _LAST_CHUNKS: Final = 64
+
+
+def command(*words: str) -> list[str]:
+    """`zrt WORDS`, run by this very Python."""
+    return [sys.executable, "-m", "zrt.runtime.cli", *words]
 
 
 class Ready(Struct, frozen=True):

@@ -29,7 +29,7 @@ from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, Kill
 from zrt.runtime.seats import seat_name, spare_names
 from zrt.runtime.show import Bars
-from zrt.runtime.spawn import Ready
+from zrt.runtime.spawn import Ready, command
 from zrt.runtime.supervise import Child, Death, Restart, Supervisor
 
 log = logging.getLogger(__name__)
@@ -300,8 +300,3 @@ def _show_loading(bars: Bars, cluster: Cluster) -> None:
         if actor.stage >= 0 and actor.total_bytes:
             what = f"{actor.name} (blocks {actor.blocks})"
             bars.update(actor.done_bytes, actor.total_bytes, what)
-
-
-def command(*words: str) -> list[str]:
-    """`zrt WORDS`, run by this very Python."""
-    return [sys.executable, "-m", "zrt.runtime.cli", *words]

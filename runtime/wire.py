@@ -1,7 +1,8 @@
 """Bytes <-> messages: the header frame, tensor frames, size limits, and bare single-frame messages.
 
-Between zrt actors a message is `[header][body]` or `[header][body][data]`: header.py's array, the documented message as a MessagePack
-map, and tensor bytes from `INLINE` on as a frame of their own, with the body's `data` left empty. A bare message is the body alone.
+Between zrt actors a message is `[header][body]` or `[header][body][data]`: header.py's array, the documented message (a MessagePack map, JSON
+between a leader and its ranks), and tensor bytes from `INLINE` on as a frame of their own, with the body's `data` left empty. A bare message is
+the body alone.
 Every reader here takes whatever a peer sent and either returns a checked message or raises WireError, nothing else.
 """
 
@@ -10,19 +11,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec.msgpack import Decoder, Encoder
+from msgspec.structs import replace
 
-from zrt.runtime.codecs import Undecodable, kwaai
+from zrt.runtime.codecs import Undecodable, helexa, kwaai
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import ClientEvent, ClientRequest
 from zrt.runtime.messages.control import ControlMessage
 from zrt.runtime.messages.header import PROTOCOL, Header
 from zrt.runtime.messages.inference import InferenceRequest, InferenceResponse
+from zrt.runtime.messages.ranks import RankMessage, StepBatch, WorkerRequest, WorkerResponse
 from zrt.runtime.refusal import WireError, bad_header, bad_tagged
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-Body: TypeAlias = InferenceRequest | ControlMessage
+Body: TypeAlias = InferenceRequest | ControlMessage | WorkerRequest | WorkerResponse
 
 INLINE: Final = 16 * 1024
 """Bytes of tensor data from which they travel as a frame of their own."""
@@ -36,8 +39,9 @@ MAX_HOLLOW: Final = 1024 * 1024
 """Bytes of an inference message behind a header: its data is below INLINE, or in a frame of its own. Reading more, value by value, takes long."""
 ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4}
 """What `Header.dtype` may name. Token ids are uint32 (or unnamed), hidden states one of the floats; all little-endian."""
-SCHEMAS: Final = ("inference", "control")
-"""What `Header.body` may name: `InferenceRequest`, or one of `ControlMessage` told apart by its `type`."""
+SCHEMAS: Final = ("inference", "control", "ranks")
+"""What `Header.body` may name: `InferenceRequest`; one of `ControlMessage`, told apart by its `type`; or of `WorkerRequest`, in a reply of
+`WorkerResponse`, by its `op`."""
 
 _LAST_POSITION: Final = 2**32 - 1
 
@@ -56,22 +60,23 @@ def encode(header: Header, body: Body) -> list[bytes | memoryview]:
 
     The first two are fresh; a data frame shares the memory of `body.data`, which stays untouched until it is sent.
     """
-    frames: list[bytes | memoryview]
-    if isinstance(body, InferenceRequest):
-        header.body = "inference"
+    frames: list[bytes | memoryview] = []
+    if isinstance(body, InferenceRequest | StepBatch):
         data = memoryview(body.data)
         if data.nbytes >= INLINE:
             _room(data.nbytes, MAX_FRAME)
-            hollow = InferenceRequest(body.session_id, body.seq_pos, body.payload_type, body.shape, memoryview(b""))
-            frames = [_encoder.encode(header), _encoder.encode(hollow), _octets(data)]
-        else:
-            frames = [_encoder.encode(header), _encoder.encode(body)]
+            body = replace(body, data=memoryview(b""))
+            frames = [_octets(data)]
+    if isinstance(body, RankMessage):
+        header.body = "ranks"
+        written = helexa.write(body)
     else:
-        header.body = "control"
-        frames = [_encoder.encode(header), _encoder.encode(body)]
-        _room(len(frames[1]), MAX_HEADER)
-    _room(len(frames[0]), MAX_HEADER)
-    return frames
+        header.body = "inference" if isinstance(body, InferenceRequest) else "control"
+        written = _encoder.encode(body)
+    head = _encoder.encode(header)
+    _room(len(written), MAX_FRAME if header.body == "inference" else MAX_HEADER)
+    _room(len(head), MAX_HEADER)
+    return [head, written, *frames]
 
 
 def decode(frames: "Sequence[Buffer]") -> tuple[Header, Body]:
@@ -103,25 +108,43 @@ def _read_header(frame: "Buffer") -> Header:
 
 def _read_body(header: Header, frames: "Sequence[Buffer]") -> Body:
     if header.body not in SCHEMAS:
-        raise WireError("unknown_op", f"header.body: expected {' or '.join(SCHEMAS)}, got {header.body!r}")
+        raise WireError("unknown_op", f"header.body: expected {', '.join(SCHEMAS)}, got {header.body!r}")
     if header.dtype and header.dtype not in ELEMENT_BYTES:
         raise WireError("bad_request", f"header.dtype: expected {', '.join(ELEMENT_BYTES)}, got {header.dtype!r}")
     for number, step in enumerate(header.steps):
         if step.seq_pos + step.n > _LAST_POSITION:
             text = f"header.steps[{number}]: expected seq_pos + n <= {_LAST_POSITION}, got {step.seq_pos} + {step.n}"
             raise WireError("bad_request", text)
-    most = 3 if header.body == "inference" else 2
+    most = 2 if header.body == "control" else 3
     if not 2 <= len(frames) <= most:
         raise WireError("bad_request", f"{header.body}: expected 2 to {most} frames, got {len(frames)}")
     if header.body == "control":
         return _read_control(_view(frames[1], MAX_HEADER))
+    if header.body == "ranks":
+        return _read_ranks(header, frames)
     request = _read_request(_view(frames[1], MAX_HOLLOW))
     if len(frames) == 3:
-        if len(request.data) != 0:
-            raise WireError("bad_request", "data: expected none in the body beside a data frame")
-        request.data = _view(frames[2], MAX_FRAME)
+        _attach(request, frames[2])
     _check_steps(header, request)
     return request
+
+
+def _read_ranks(header: Header, frames: "Sequence[Buffer]") -> WorkerRequest | WorkerResponse:
+    body = _view(frames[1], MAX_HEADER)
+    if header.reply and len(frames) == 2:
+        return decode_rank_response(body)
+    request = decode_rank_request(body)
+    if len(frames) == 3:
+        if not isinstance(request, StepBatch):
+            raise WireError("bad_request", "a data frame goes with a step_batch alone")
+        _attach(request, frames[2])
+    return request
+
+
+def _attach(request: InferenceRequest | StepBatch, data: "Buffer") -> None:
+    if len(request.data) != 0:
+        raise WireError("bad_request", "data: expected none in the body beside a data frame")
+    request.data = _view(data, MAX_FRAME)
 
 
 def _read_control(frame: memoryview) -> ControlMessage:
@@ -213,6 +236,36 @@ def decode_response(frame: "Buffer") -> InferenceResponse:
         return kwaai.read_response(_view(frame, MAX_FRAME))
     except Undecodable as error:
         raise WireError("bad_request", f"deserialise InferenceResponse: {error}") from None
+
+
+# ---- bare messages of TP ranks --------------------------------------------------------------------------------------
+
+
+def decode_rank_request(frame: "Buffer") -> WorkerRequest:
+    """WireError unknown_op (no such `op`), bad_request, too_large."""
+    view = _view(frame, MAX_FRAME)
+    try:
+        return helexa.read_request(view)
+    except Undecodable as error:
+        raise _bad_op(error) from None
+
+
+def decode_rank_response(frame: "Buffer") -> WorkerResponse:
+    """As `decode_rank_request`."""
+    view = _view(frame, MAX_FRAME)
+    try:
+        return helexa.read_response(view)
+    except Undecodable as error:
+        raise _bad_op(error) from None
+
+
+def encode_rank(message: WorkerRequest | WorkerResponse) -> bytes:
+    """A bare request or response. ZrtError too_large."""
+    return _written(helexa.write(message), MAX_FRAME)
+
+
+def _bad_op(error: Undecodable) -> WireError:
+    return WireError("unknown_op" if isinstance(error, helexa.UnknownOp) else "bad_request", str(error))
 
 
 # ---- client messages ------------------------------------------------------------------------------------------------

@@ -84,9 +84,18 @@ class Local:
 
 
 def cluster_file(
-    folder: Path, stages: Sequence[str | None], *, threads: int = 1, replicas: int = 1, **settings: object
+    folder: Path,
+    stages: Sequence[str | None],
+    *,
+    threads: int = 1,
+    replicas: int = 1,
+    tp: Sequence[int] = (),
+    **settings: object,
 ) -> str:
-    """A cluster file on a free port. `stages` are block ranges, None where planned; settings are `table_key=value`."""
+    """A cluster file on a free port. `stages` are block ranges, None where planned; `tp` the ranks of each, if it is not 1.
+
+    Settings are `table_key=value`.
+    """
     tables: dict[str, dict[str, object]] = {
         "cluster": {"name": "test", "listen": "tcp://127.0.0.1:0"},
         "model": {"ref": str(folder), "context": 256},
@@ -101,8 +110,10 @@ def cluster_file(
     for table, keys in tables.items():
         lines.append(f"[{table}]")
         lines += [f"{key} = {_toml(value)}" for key, value in keys.items()]
-    for blocks in stages:
+    for number, blocks in enumerate(stages):
         lines.append("[[stage]]")
+        if tp:
+            lines.append(f"tp = {tp[number]}")
         lines.append(f"threads = {threads}")
         lines.append(f"replicas = {replicas}")
         if blocks is not None:

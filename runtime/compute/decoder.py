@@ -15,6 +15,7 @@ from zrt.runtime.compute.gate import gate_
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.norm import rms_norm
+from zrt.runtime.compute.parallel import NormsOverRanks
 from zrt.runtime.compute.rope import rotary, rotate_
 from zrt.runtime.compute.shard import Block, Shard
 from zrt.runtime.compute.workspace import Views, Workspace
@@ -36,6 +37,7 @@ class Decoder:
         windows = tuple(block.window for block in blocks)
         self._attention = AttentionSpec(windows, spec.attention_scale, spec.attention_softcap)
         self._eps = torch.tensor([spec.norm_eps])
+        self._wide_norms = None if shard.group is None else NormsOverRanks(spec, shard.group)
         self._workspace = Workspace(spec, shard.dtype)
         self._is_silu = spec.activation == "silu"
         self._residual_scale = spec.residual_scale
@@ -106,8 +108,11 @@ class Decoder:
         if block.qk_norm is not None:
             rms_norm(views.qk, block.qk_norm, self._eps, views.qk, views.qk_scale)
         if block.q_norm is not None and block.k_norm is not None:
-            rms_norm(views.q, block.q_norm, self._eps, views.q, views.scale)
-            rms_norm(views.k, block.k_norm, self._eps, views.k, views.scale)
+            if self._wide_norms is not None:
+                self._wide_norms(views.q, block.q_norm, views.k, block.k_norm)
+            else:
+                rms_norm(views.q, block.q_norm, self._eps, views.q, views.scale)
+                rms_norm(views.k, block.k_norm, self._eps, views.k, views.scale)
         if angles is not None:
             rotate_(views.rotated, views.rotated_halves, views.swapped, *angles)
         attention(index)

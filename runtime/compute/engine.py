@@ -14,11 +14,12 @@ from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.pages import PoolStats
+from zrt.runtime.compute.parallel import Collectives
 from zrt.runtime.compute.sampling import Picked, Sampler, pick
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.threads import configure_threads
-from zrt.runtime.compute.weights import RandomCheckpoint, open_checkpoint
+from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Assignment
 from zrt.runtime.tensors import DTYPES, dtype_name
@@ -78,28 +79,56 @@ class Engine:
         assignment: Assignment,
         *,
         device: str,
+        group: Collectives | None = None,
         progress: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> "Engine":
-        """Read the assignment's shard from `folder` and allocate its KV pool. ZrtError: bad_model, unsupported, insufficient_memory, cancelled."""
-        if device != "cpu":
-            raise ZrtError("unsupported", f"device {device} is not supported; cpu is")
+        """Read the assignment's shard from `folder` and allocate its KV pool; of a `group`, this rank's part of both.
+
+        ZrtError: bad_model, unsupported, bad_config, insufficient_memory, cancelled.
+        """
         spec = read_spec(folder)
         if spec.num_blocks != assignment.num_blocks:
             there = assignment.num_blocks
             raise ZrtError("bad_model", f"{folder} has {spec.num_blocks} blocks here, {there} at the coordinator")
         source = RandomCheckpoint(spec) if assignment.weights == "random" else open_checkpoint(folder)
-        blocks = (assignment.first, assignment.last)
-        dtype = DTYPES[assignment.dtype]
-        shard = Shard.load(spec, source, blocks, dtype=dtype, device=device, progress=progress, cancelled=cancelled)
-        cache = KVCache(
+        return cls.read(
             spec,
-            blocks,
-            dtype=dtype,
-            budget=assignment.kv_bytes,
+            source,
+            (assignment.first, assignment.last),
+            dtype=DTYPES[assignment.dtype],
+            kv_bytes=assignment.kv_bytes // (1 if group is None else group.world),
             context=assignment.context,
             sessions=assignment.sessions,
+            device=device,
+            group=group,
+            progress=progress,
+            cancelled=cancelled,
         )
+
+    @classmethod
+    def read(
+        cls,
+        spec: ModelSpec,
+        source: Source,
+        blocks: tuple[int, int],
+        *,
+        dtype: torch.dtype,
+        kv_bytes: int,
+        context: int,
+        sessions: int,
+        device: str,
+        group: Collectives | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> "Engine":
+        """As `load`, from a source that is open; `kv_bytes` are this process's own."""
+        if device != "cpu":
+            raise ZrtError("unsupported", f"device {device} is not supported; cpu is")
+        shard = Shard.load(
+            spec, source, blocks, dtype=dtype, device=device, group=group, progress=progress, cancelled=cancelled
+        )
+        cache = KVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
         return cls(shard, cache)
 
     @property
@@ -131,6 +160,11 @@ class Engine:
     def have(self, key: Hashable) -> int:
         """Tokens held of a session, 0 if it is unknown."""
         return self.cache.have(key) if key in self.cache else 0
+
+    def truncate(self, key: Hashable, length: int) -> int:
+        """Hold at most so many tokens of a session; how many those are. `unknown_session` if it is not open."""
+        self.cache.rewind(key, length)
+        return self.cache.have(key)
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
         """End a session; what has a name stays as cache."""

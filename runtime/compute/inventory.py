@@ -63,6 +63,21 @@ class Inventory:
         return inventory
 
     @classmethod
+    def of(cls, files: Iterable[Path]) -> Self:
+        """The weights in these files, whatever folder they are in. `bad_model` when one cannot be used, or two hold the same tensor."""
+        headers = {file: read_header(file) for file in files}
+        holders: dict[str, Path] = {}
+        for file, header in headers.items():
+            _refuse(header.problems)
+            for name in header.tensors:
+                if name in holders:
+                    raise ZrtError("bad_model", f"tensor {name} is in {holders[name]} and in {file}")
+                holders[name] = file
+        inventory = cls(next(iter(headers), Path()).parent, holders)
+        inventory._headers = headers
+        return inventory
+
+    @classmethod
     def survey(cls, folder: Path) -> Self:
         """The weights in `folder`, however broken: `problems` lists what is. `bad_model` only when there are none."""
         single, index_file = folder / SINGLE_FILE, folder / INDEX_FILE
@@ -85,7 +100,8 @@ class Inventory:
     @property
     def files(self) -> list[Path]:
         """The files that hold weights, whether they are there or not."""
-        return [self.folder / SINGLE_FILE] if self._index is None else sorted(set(self._files.values()))
+        found = sorted(set(self._files.values()))
+        return found or [self.folder / SINGLE_FILE] if self._index is None else found
 
     def header(self, file: Path) -> Header:
         """The header of one of `files`."""

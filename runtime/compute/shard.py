@@ -15,11 +15,12 @@ from zrt.runtime.compute.layout import (
     end_shapes,
     gate_up_parts,
     qkv_parts,
-    shard_bytes,
     shard_shapes,
 )
 from zrt.runtime.compute.linear import Linear, linear
+from zrt.runtime.compute.parallel import Collectives, RowParallelLinear, VocabularyLinear
 from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.split import Part, part_bytes
 from zrt.runtime.compute.weights import Source
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.tensors import dtype_name
@@ -47,7 +48,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Blocks `first..last` (inclusive, global indices) of a model, ready to compute; `nbytes` counts a shared tensor once."""
+    """Blocks `first..last` (inclusive, global indices) of a model, ready to compute; `nbytes` counts a shared tensor once.
+
+    With a `group` it is one rank's part of them: `spec` is the model as that rank computes it, and embedding and head are split by vocabulary.
+    """
 
     spec: ModelSpec
     first: int
@@ -59,6 +63,7 @@ class Shard:
     embedding: Linear | None  # [vocab, hidden], on the first stage, for its rows
     final_norm: Tensor | None  # [hidden], on the last stage, as the blocks' norms
     head: Linear | None  # [vocab, hidden], on the last stage; the embedding itself where tied and held together
+    group: Collectives | None = None
 
     @staticmethod
     def load(
@@ -68,11 +73,13 @@ class Shard:
         *,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        group: Collectives | None = None,
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> "Shard":
         """Read a shard from `source`, once all its tensors are known to be there. Blocks the calling thread.
 
+        Of a shard that is split over a `group`, only what this rank computes with is read.
         Beyond the shard itself it holds one chunk of `weights.CHUNK_BYTES`.
         `progress(bytes done, bytes in all)` and `cancelled()` are called at least every 8 MiB. Errors: `bad_model`, `cancelled`,
         `insufficient_memory`, `bad_config` for blocks the model does not have.
@@ -81,15 +88,17 @@ class Shard:
         if not 0 <= first <= last < spec.num_blocks:
             raise ZrtError("bad_config", f"blocks {first}-{last} are not within this model's 0-{spec.num_blocks - 1}")
         source, spec = source.matched(spec)
-        nbytes = shard_bytes(spec, first, last, dtype_name(dtype))
+        part = Part() if group is None else Part(group.rank, group.world)
+        own = part.spec(spec)
+        nbytes = part_bytes(spec, part, first, last, dtype_name(dtype))
         for name, shape in shard_shapes(spec, first, last).items():
             source.check(name, shape)
-        loader = _Loader(spec, source, dtype, torch.device(device), nbytes, progress, cancelled)
+        loader = _Loader(spec, source, dtype, torch.device(device), part, group, nbytes, progress, cancelled)
         ends = {name: loader.tensor(name, shape) for name, shape in end_shapes(spec, first, last).items()}
-        tables = {name: linear(tensor) for name, tensor in ends.items() if tensor.dim() == 2}
+        tables = {name: loader.table(tensor) for name, tensor in ends.items() if tensor.dim() == 2}
         is_last = last == spec.num_blocks - 1
         return Shard(
-            spec=spec,
+            spec=own,
             first=first,
             last=last,
             dtype=dtype,
@@ -99,6 +108,7 @@ class Shard:
             embedding=tables[EMBEDDING] if first == 0 else None,
             final_norm=loader.as_norm(ends[FINAL_NORM]) if is_last else None,
             head=tables[EMBEDDING if spec.tied else HEAD] if is_last else None,
+            group=group,
         )
 
     @property
@@ -119,11 +129,16 @@ class _Loader:
         source: Source,
         dtype: torch.dtype,
         device: torch.device,
+        part: Part,
+        group: Collectives | None,
         nbytes: int,
         progress: Callable[[int, int], None] | None,
         cancelled: Callable[[], bool] | None,
     ) -> None:
         self._spec = spec
+        self._own = part.spec(spec)
+        self._part = part
+        self._group = group
         self._source = source
         self._dtype = dtype
         self._device = device
@@ -133,25 +148,53 @@ class _Loader:
         self._done = 0
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = self._empty(shape)
-        self._source.read(name, shape, tensor, self._tick)
+        tensor = self._empty(self._part.cut(self._spec, name, shape).shape(shape))
+        self._read(name, shape, tensor)
         return tensor
+
+    def table(self, weight: Tensor) -> Linear:
+        """Embedding or head."""
+        return linear(weight) if self._group is None else VocabularyLinear(linear(weight), len(weight), self._group)
+
+    def _read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
+        """Fill `into` with what this rank holds of a tensor."""
+        cut = self._part.cut(self._spec, name, shape)
+        column = 0 if cut.columns is None else cut.columns.first
+        start = 0
+        for rows in filter(len, cut.rows):
+            part = into[start : start + len(rows)]
+            self._source.read(name, shape, part, self._tick, row=rows.first, column=column)
+            start += len(rows)
+        if cut.padding:
+            into[start:].zero_()
+            self._tick(into[start:].nbytes)
 
     def block(self, index: int) -> Block:
         shapes = block_shapes(self._spec)
 
         def merged(*parts: str) -> Tensor:
             """Tensors of this block, stacked in one of their own: rows of the first, then of the second, …"""
-            sizes = [shapes[part][0] for part in parts]
-            tensor = self._empty((sum(sizes), *shapes[parts[0]][1:]))
-            for part, rows in zip(parts, torch.split(tensor, sizes), strict=True):
-                self._source.read(block_name(index, part), shapes[part], rows, self._tick)
+            names = [block_name(index, part) for part in parts]
+            held = [
+                self._part.cut(self._spec, name, shapes[part]).shape(shapes[part])
+                for name, part in zip(names, parts, strict=True)
+            ]
+            sizes = [shape[0] for shape in held]
+            tensor = self._empty((sum(sizes), *held[0][1:]))
+            for name, part, rows in zip(names, parts, torch.split(tensor, sizes), strict=True):
+                self._read(name, shapes[part], rows)
             return tensor
 
         def layer(*projections: str) -> Linear:
             weight = merged(*(f"{projection}.weight" for projection in projections))
-            biased = f"{projections[0]}.bias" in shapes
-            return linear(weight, merged(*(f"{projection}.bias" for projection in projections)) if biased else None)
+            bias = None
+            if f"{projections[0]}.bias" in shapes:
+                bias = merged(*(f"{projection}.bias" for projection in projections))
+            return linear(weight, bias if bias is not None and len(bias) else None)
+
+        def summed(projection: str) -> Linear:
+            product = layer(projection)
+            return product if self._group is None else RowParallelLinear(product, self._group)
 
         def norm(name: str | None) -> Tensor | None:
             return None if name is None else self.as_norm(merged(f"{name}.weight"))
@@ -163,11 +206,11 @@ class _Loader:
             qk_norm=self._head_norms(merged("self_attn.q_norm.weight", "self_attn.k_norm.weight")) if by_head else None,
             q_norm=norm("self_attn.q_norm") if by_width else None,
             k_norm=norm("self_attn.k_norm") if by_width else None,
-            o=layer("self_attn.o_proj"),
+            o=summed("self_attn.o_proj"),
             attention_out_norm=norm(norms.attention_out),
             mlp_norm=norm(norms.mlp),
             gate_up=layer(*gate_up_parts(self._spec)),
-            down=layer("mlp.down_proj"),
+            down=summed("mlp.down_proj"),
             mlp_out_norm=norm(norms.mlp_out),
         )
 
@@ -189,7 +232,7 @@ class _Loader:
     def _head_norms(self, weights: Tensor) -> Tensor:
         """Norm weights of q and of k, [2 x head_dim], laid out for each of their heads."""
         q, k = self.as_norm(weights).chunk(2)
-        return torch.cat((q.expand(self._spec.num_heads, -1), k.expand(self._spec.num_kv_heads, -1)))
+        return torch.cat((q.expand(self._own.num_heads, -1), k.expand(self._own.num_kv_heads, -1)))
 
     def _tick(self, nbytes: int) -> None:
         self._done += nbytes

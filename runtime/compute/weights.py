@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -59,17 +59,19 @@ class Checkpoint(Inventory):
         dtype = FILE_DTYPES[entry.dtype]
         full, part = _matrix_shape(shape), _as_matrix(into)
         _check_part(name, full, part, row, column)
-        direct = dtype == into.dtype and into.device.type == "cpu" and part.is_contiguous() and part.shape[1] == full[1]
-        row_bytes = full[1] * dtype.itemsize
-        staging = None if direct else torch.empty(_rows_a_chunk(part, row_bytes), full[1], dtype=dtype)
+        direct = dtype == into.dtype and into.device.type == "cpu" and part.is_contiguous()
+        width = part.shape[1] * dtype.itemsize
+        staging = None if direct else torch.empty(_rows_a_chunk(part, width), part.shape[1], dtype=dtype)
+        place = _Place(entry.begin, full[1] * dtype.itemsize, column * dtype.itemsize)
         descriptor = open_file(entry.file)
         try:
-            for start, stop in _chunks(part, row_bytes):
+            for start, stop in _chunks(part, width):
                 target = part[start:stop]
                 chunk = target if staging is None else staging[: stop - start]
-                _read_exactly(descriptor, chunk, entry.begin + (row + start) * row_bytes, name, entry.file)
+                for rows, offset in place.runs(chunk, row + start):
+                    _read_exactly(descriptor, rows, offset, name, entry.file)
                 if staging is not None:
-                    target.copy_(chunk[:, column : column + part.shape[1]])
+                    target.copy_(chunk)
                 tick(target.numel() * target.itemsize)
         finally:
             os.close(descriptor)
@@ -115,6 +117,23 @@ class RandomCheckpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`: `model.safetensors`, else the files its index names. `bad_model` when there is neither."""
     return Checkpoint.open(folder)
+
+
+class _Place(NamedTuple):
+    """A matrix in a file: where it begins, and the bytes of a row and of what stands before the wanted columns in it."""
+
+    begin: int
+    row_bytes: int
+    skipped: int
+
+    def runs(self, into: Tensor, row: int) -> Iterator[tuple[Tensor, int]]:
+        """The parts of `into`, rows from `row` on, that each lie in one piece in the file, with the offset of each."""
+        offset = self.begin + row * self.row_bytes + self.skipped
+        if into.shape[1] * into.itemsize == self.row_bytes:
+            yield into, offset
+            return
+        for number, part in enumerate(into.unbind(0)):
+            yield part, offset + number * self.row_bytes
 
 
 def _read_exactly(descriptor: int, into: Tensor, offset: int, name: str, file: Path) -> None:

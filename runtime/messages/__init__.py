@@ -12,6 +12,9 @@
 | stage | next stage | InferenceRequest (hidden states) | inference.py |
 | last stage | first stage | InferenceRequest (token ids: the ring) | inference.py |
 | any peer, bare | block server | InferenceRequest -> InferenceResponse | inference.py |
+| block server, as leader | its TP ranks | Ping Init NcclSanityCheck AssignStage LoadDenseShard OpenSession StepBatch … | ranks.py |
+| TP rank | its leader | Pong InitOk NcclSanityResult … Error: one response each | ranks.py |
+| any peer, bare | TP rank | any of ranks.py's requests -> its response | ranks.py |
 | coordinator | `zrt up` | Kill | control.py |
 | coordinator | any process | Registered Shutdown | control.py |
 

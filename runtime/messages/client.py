@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from zrt.runtime.messages.control import ActorState, KvStats, snake
+from zrt.runtime.messages.control import ActorState, GroupLoad, KvStats, snake
 from zrt.runtime.messages.header import U32, U64
 from zrt.runtime.messages.sampling import (
     CountPenalty,
@@ -284,6 +284,8 @@ class ActorInfo(Struct):
     kv: KvStats | None = None
     fault: str = ""
     stale: int = 0
+    group: GroupLoad | None = None
+    """Its tensor-parallel ranks."""
 
 
 class SessionInfo(Struct):

@@ -77,6 +77,8 @@ class Assignment(Struct, frozen=True):
     sessions: U64
     chunk: U64
     idle_s: float
+    tp: U64 = 1
+    """Ranks the blocks are split over; each takes its share of `kv_bytes`."""
 
 
 class Register(Control):
@@ -110,6 +112,34 @@ class KvStats(Struct, frozen=True):
     page_tokens: U64 = 0
 
 
+class RankLoad(Struct):
+    """What a leader knows of one rank (the leader is rank 0): the memory of its device, the errors it answered, and its part in the steps.
+
+    Microseconds, in all: `forward_us` what its forwards took, `drain_us` how long after the fan-out its replies came.
+    """
+
+    rank: U64
+    pid: U64 = 0
+    steps: U64 = 0
+    errors: U64 = 0
+    forward_us: U64 = 0
+    drain_us: U64 = 0
+    free_mb: U64 = 0
+    total_mb: U64 = 0
+
+
+class GroupLoad(Struct):
+    """A tensor-parallel group. `fan_out_us` is what sending the steps took, in all; `comm_age_s` how old its communicator is."""
+
+    state: str
+    world: U64
+    rebuilds: U64 = 0
+    comm_age_s: float = 0.0
+    steps: U64 = 0
+    fan_out_us: U64 = 0
+    ranks: list[RankLoad] = []
+
+
 class Load(Struct):
     """A block server's counters since its start; times in microseconds.
 
@@ -126,6 +156,7 @@ class Load(Struct):
     dropped_stale: U64 = 0
     kv: KvStats = KvStats()
     stale: U64 = 0
+    group: GroupLoad | None = None
 
 
 class Beat(Control):

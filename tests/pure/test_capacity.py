@@ -15,6 +15,7 @@ from zrt.runtime.capacity import COORDINATOR_BYTES, Needs, in_words, needs, proc
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
 from zrt.runtime.compute.spec import ModelSpec, spec_from_config
 from zrt.runtime.config import Conf, Kv, Limits, Model, Stage
+from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks, Wish
 from zrt.runtime.seats import stage_ranges
 
@@ -52,6 +53,25 @@ def test_each_stage_takes_its_weights_its_kv_and_its_process() -> None:
     first, second = found.stages
     assert found.needed_bytes == COORDINATOR_BYTES + first.total_bytes + 2 * second.total_bytes
     assert (found.context, found.available_bytes) == (4096, 1 << 50)
+
+
+def test_ranks_share_weights_and_kv_and_are_processes_of_their_own() -> None:
+    whole, split = needed(conf(Stage())).stages[0], needed(conf(Stage(tp=4))).stages[0]
+    assert whole.weight_bytes < split.weight_bytes < 1.001 * whole.weight_bytes  # norms are on each
+    assert (split.kv_bytes, split.kv_tokens) == (whole.kv_bytes, whole.kv_tokens)
+    assert split.process_bytes == 4 * whole.process_bytes
+
+
+def test_kv_heads_that_several_ranks_hold_take_room_on_each() -> None:
+    whole, split = needed(conf(Stage())).stages[0], needed(conf(Stage(tp=16))).stages[0]
+    assert split.kv_page_bytes == 2 * whole.kv_page_bytes
+    assert split.kv_tokens == whole.kv_tokens // 2
+
+
+def test_a_size_that_cannot_be_split_is_refused_with_those_that_work() -> None:
+    with pytest.raises(ZrtError, match="sizes that work: 1, 2, 4, 8, 16, 32") as caught:
+        needed(conf(Stage(tp=3)))
+    assert caught.value.kind == "bad_config"
 
 
 def test_the_tightest_stage_sets_the_kv_room() -> None:

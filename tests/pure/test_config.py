@@ -112,7 +112,8 @@ def test_sizes(size: str, count: int) -> None:
         (SMALL + "[spares]\ncount = -1", ["[spares] count", ">= 0"]),
         (SMALL + "[spares]\nmemory = '1GB'", ["[spares] memory", "'1GB'", "GiB"]),
         (SMALL + "[spares]\nblocks = '0-3'", ["blocks", "[spares]", "count, device, threads, memory"]),
-        (SMALL + "tp = 2", ["[[stage]] 1", "tp is no key", "blocks, replicas, device, threads, memory"]),
+        (SMALL + "lend = 2", ["[[stage]] 1", "lend is no key", "blocks, replicas, device, threads, memory, tp"]),
+        (SMALL + "tp = 0", ["[[stage]] 1 tp", ">= 1"]),
         (SMALL + "theads = 2", ["theads", "did you mean threads?"]),
         (SMALL + "[cluster]\nlistne = 'x'", ["[cluster]", "did you mean listen?", "name, listen, insecure"]),
         (SMALL + "[limits]\nzzz = 1", ["[limits]", "chunk, sessions, queue, idle_s, lease_s, restarts"]),
@@ -188,6 +189,13 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path, name: str) -> None:
 
 def conf_of(*stages: Stage) -> Conf:
     return Conf(model=Model("m"), stages=stages)
+
+
+def test_tp_on_the_command_line_is_that_of_every_stage() -> None:
+    conf = conf_of(Stage(Blocks(0, 3)), Stage(tp=4))
+    assert config.override(conf, tp=2).stages == (Stage(Blocks(0, 3), tp=2), Stage(tp=2))
+    with pytest.raises(ZrtError, match="--tp 0"):
+        config.override(conf, tp=0)
 
 
 def test_the_command_line_names_another_model() -> None:

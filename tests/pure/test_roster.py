@@ -16,7 +16,7 @@ def make_roster(spares: int = 0) -> Roster:
     return Roster(
         PLAN,
         needed=lambda first, last: 5 + 10 * (last - first + 1),
-        pages=lambda first, last: 60 // (last - first + 1),
+        pages=lambda seat: 60 // (seat.last - seat.first + 1),
         spares=[f"spare{number}" for number in range(spares)],
     )
 
@@ -326,7 +326,7 @@ def test_a_lost_range_goes_to_two_narrower_spares(stage: str, rooms: tuple[int, 
     roster = Roster(
         seats([(0, 14), (15, 29)], [1, 1]),
         needed=lambda first, last: 5 + 10 * (last - first + 1),
-        pages=lambda first, last: 60 // (last - first + 1),
+        pages=lambda seat: 60 // (seat.last - seat.first + 1),
     )
     make_ready(roster, "stage0", "stage1")
     for number, room in enumerate(rooms):
@@ -463,7 +463,7 @@ def test_the_stage_with_the_fewest_pages_limits(ready: list[str], pages: tuple[i
 
 def test_replicas_add_up() -> None:
     roster = Roster(
-        seats([(0, 1), (2, 2)], [2, 1]), needed=lambda *_: 0, pages=lambda first, last: 60 // (last - first + 1)
+        seats([(0, 1), (2, 2)], [2, 1]), needed=lambda *_: 0, pages=lambda seat: 60 // (seat.last - seat.first + 1)
     )
     make_ready(roster, "stage0.0", "stage1")
     assert roster.capacity() == (30, 30)

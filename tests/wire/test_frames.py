@@ -210,10 +210,10 @@ def test_the_number_of_frames_is_fixed(message, extra):
 
 
 def test_an_unknown_schema_is_an_unknown_op_and_carries_the_header():
-    header = Header(PROTOCOL, "front", 5, request=9, body="ranks")
+    header = Header(PROTOCOL, "front", 5, request=9, body="layers")
     error = refused(header, frames=[msgspec.msgpack.encode(header), b"\x80"])
     assert error.kind == "unknown_op"
-    assert "header.body: expected inference or control, got 'ranks'" in str(error)
+    assert "header.body: expected inference, control, ranks, got 'layers'" in str(error)
     assert error.header == header
 
 

@@ -1,0 +1,32 @@
+"""A group of TP ranks that is formed, checked and ended again: what `zrt check MODEL --tp N` runs."""
+
+import asyncio
+
+from zrt.actors.rank_group import RankGroup
+from zrt.runtime.actor import Actor
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.lane import Lane
+
+
+def try_group(world: int, device: str) -> ZrtError | None:
+    """Start `world` - 1 ranks beside this process, join them, and let them sum: what went wrong, or None. Leaves nothing behind."""
+    return asyncio.run(_try(world, device))
+
+
+async def _try(world: int, device: str) -> ZrtError | None:
+    actor, lane = Actor("check"), Lane("check")
+    await actor.start()
+    group = RankGroup(actor, lane, world=world, device=device, threads=1, lost=_unheard, stuck=lane.close)
+    try:
+        await group.form()
+    except ZrtError as error:
+        return error
+    finally:
+        await group.end()
+        lane.close()
+        await actor.stop()
+    return None
+
+
+def _unheard(_: ZrtError) -> None:
+    """`form` raises it."""
