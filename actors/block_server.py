@@ -108,6 +108,7 @@ class BlockServer(Member):
     def registration(self) -> Register:
         message = super().registration()
         message.device = self.device
+        message.shares_cores = self.device == "cpu" and self.threads[0] > self.threads[1]
         message.holds = self.assignment
         return message
 

@@ -105,7 +105,7 @@ class Coordinator(Actor):
             page_tokens=PAGE_TOKENS,
             sessions=conf.limits.sessions,
             queue=conf.limits.queue,
-            slots=self.roster.num_stages,
+            slots=self.roster.num_slots,
         )
         self.generations = Generations(
             self,

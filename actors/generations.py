@@ -254,7 +254,7 @@ class Generations:
     def routes_changed(self) -> None:
         """A stage became ready, grew, or is lost for good: sessions that wait or are parked go on, or end."""
         capacity, room = self._roster.capacity()
-        self._admission.resize(capacity=capacity, room=room, slots=self._roster.num_stages)
+        self._admission.resize(capacity=capacity, room=room, slots=self._roster.num_slots)
         lost = self._roster.stage_lost()
         for generation in list(self._live.values()):
             session = generation.session

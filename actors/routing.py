@@ -131,8 +131,9 @@ class Routing:
         """Open the session on its whole route; how many tokens each stage holds. No step travels before all have answered."""
         session = generation.session
         keys = generation.page_keys()
+        gather = self._roster.num_slots < self._roster.num_stages
         asked = (
-            self._actor.ask(address, _open(session, stage, keys), timeout=OPEN_DEADLINE_S)
+            self._actor.ask(address, _open(session, stage, keys, gather), timeout=OPEN_DEADLINE_S)
             for stage, address in enumerate(session.route)
         )
         replies = await asyncio.gather(*asked)
@@ -162,9 +163,10 @@ class Routing:
             generation.progress()
 
 
-def _open(session: Session, stage: int, keys: list[int]) -> Open:
+def _open(session: Session, stage: int, keys: list[int], gather: bool) -> Open:
     message = Open(session.id, session.epoch, session.slot, stage, session.route, len(session.tokens), keys)
     message.prompt_length = session.prompt_tokens
+    message.gather = gather
     if stage == len(session.route) - 1:
         message.tokens = session.tokens[:]
         message.eos = sorted(session.eos)

@@ -35,10 +35,19 @@ class Admission:
         self._populations = [0] * slots
 
     def resize(self, *, capacity: int, room: int, slots: int) -> None:
-        """The stages changed: pages of one replica, of all replicas of a stage, and at least as many slots as before."""
+        """The stages changed: pages of one replica, of all replicas of a stage, and slots; sessions of those that are no more go to others."""
         self.capacity = capacity
         self._room = room
-        self._populations += [0] * (slots - len(self._populations))
+        if slots == len(self._populations):
+            return
+        self._populations = [0] * slots
+        moved = [seat for seat in self._running.values() if seat.slot >= slots]
+        for seat in self._running.values():
+            if seat.slot < slots:
+                self._populations[seat.slot] += 1
+        for seat in moved:
+            seat.slot = self._populations.index(min(self._populations))
+            self._populations[seat.slot] += 1
 
     def offer(self, session: int, length: int, max_length: int) -> None:
         """Queue a new session whose history has `length` tokens and may grow to `max_length`.

@@ -24,6 +24,7 @@ class Entry:
     last_beat: float
     memory_bytes: int = 0
     room_bytes: int = 0
+    shares_cores: bool = False
     seat: Seat | None = None
     serial: int = 0
     done_bytes: int = 0

@@ -56,6 +56,18 @@ class Roster:
     def num_stages(self) -> int:
         return self._seating.num_stages
 
+    @property
+    def num_slots(self) -> int:
+        """Micro-batches that keep everything busy: one for each stage that computes on a device or cores of its own, and one for all stages
+        that share the cores of a machine. There two would run at the same time, half as fast, and each would read all weights.
+        """
+        places = set()
+        for stage in range(self.num_stages):
+            holders = self._seating.holders(stage)
+            shared = holders and all(entry.shares_cores for entry in holders)
+            places.add(holders[0].host if shared else stage)
+        return max(1, len(places))
+
     # ---- what is heard ------------------------------------------------------------------------------------------
 
     def register(self, address: Address, message: Register, now: float) -> Entry:
@@ -74,6 +86,7 @@ class Roster:
             raise ZrtError("overloaded", f"{MOST} processes have registered already")
         entry = Entry(address, message.kind, message.pid, message.host, message.device, message.state, now)
         entry.memory_bytes, entry.room_bytes = message.memory_bytes, message.room_bytes
+        entry.shares_cores = message.shares_cores
         if old is not None:
             entry.seat, entry.serial, entry.load = old.seat, old.serial, old.load
             entry.beaten = old.beaten

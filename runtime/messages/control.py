@@ -87,7 +87,7 @@ class Register(Control):
     `cluster` is the id of the cluster it belongs to, empty if it has not joined one yet: another cluster, which may have got the port
     meanwhile, refuses it as `unauthorized`.
     `memory_bytes` is the most it may take (0: no limit of its own), `room_bytes` what it could grow to on its machine as things are
-    (0: it does not say; only a blank block server does).
+    (0: it does not say; only a blank block server does). `shares_cores`: it computes on all cores of its host, beside others that do.
     """
 
     kind: ActorKind
@@ -100,6 +100,7 @@ class Register(Control):
     room_bytes: U64 = 0
     holds: Assignment | None = None
     cluster: str = ""
+    shares_cores: bool = False
 
 
 class KvStats(Struct, frozen=True):

@@ -74,6 +74,20 @@ def test_a_stage_more_is_a_slot_more() -> None:
     assert [made.rebalance(session) for session in range(6)] == [2, 2, 0, 1, 0, 1]
 
 
+def test_sessions_of_a_slot_that_is_no_more_go_to_the_others() -> None:
+    made = admission(queue=6, slots=3)
+    for session in range(6):
+        made.offer(session, 10, 20)
+    made.admit()
+    made.resize(capacity=100, room=100, slots=2)
+    assert [made.rebalance(session) for session in range(6)] == [0, 1, 0, 0, 1, 1]
+    made.resize(capacity=100, room=100, slots=1)
+    assert [made.rebalance(session) for session in range(6)] == [0] * 6
+    for session in range(6):
+        made.remove(session)
+    assert made.running == 0
+
+
 def test_a_parked_session_holds_no_place_and_comes_back_first() -> None:
     made = admission(sessions=1)
     for session in range(3):

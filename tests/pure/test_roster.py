@@ -229,6 +229,28 @@ def test_what_comes_too_late_is_counted() -> None:
     assert roster.stale == 3
 
 
+@pytest.mark.parametrize(
+    ("hosts", "shares", "slots"),
+    [
+        (("a", "a", "a"), (True, True, True), 1),
+        (("a", "b", "b"), (True, True, True), 2),
+        (("a", "a", "a"), (False, False, False), 2),
+        (("a", "a", "a"), (True, False, False), 2),
+        (("a", "a", "a"), (True, True, False), 2),
+    ],
+)
+def test_stages_that_share_a_machines_cores_share_a_slot(
+    hosts: tuple[str, ...], shares: tuple[bool, ...], slots: int
+) -> None:
+    roster = make_roster()
+    for name, host, shared in zip(("stage0", "stage1.0", "stage1.1"), hosts, shares, strict=True):
+        message = Register("block_server", "tcp://127.0.0.1:1", 1, host, "blank", shares_cores=shared)
+        roster.register(Address(name, 1, "tcp://127.0.0.1:1"), message, 0.0)
+    assert roster.num_slots == 2  # nobody has a seat yet
+    roster.place()
+    assert roster.num_slots == slots
+
+
 # ---- spares ---------------------------------------------------------------------------------------------------------
 
 
