@@ -1,6 +1,7 @@
 """Many sessions of the demo model at once, beside transformers' own static batch in a process of its own.
 
     python bench/sessions.py batch    [--stages N] [--sessions N] [--rounds N]   tokens/s of all sessions together, both sides
+    python bench/sessions.py cut      [--stages N] [--sessions N] [--rounds N]   tokens/s through N stages and through one, in turn
     python bench/sessions.py arrival  [--stages N]                               a 2,000-token prompt arrives while 4 sessions decode
     python bench/sessions.py fairness [--stages N] [--seconds S]                 64 equal sessions: tokens served to each
     python bench/sessions.py memory   [--stages N] [--steps N]                   resident memory over many steps
@@ -97,10 +98,8 @@ async def batch(asked: argparse.Namespace, baseline: Baseline, endpoint: str) ->
             answer = await asyncio.to_thread(baseline.ask, given, tokens, cache)
             theirs.append(asked.sessions * (tokens - 1) / answer["decode_s"])
             before = await client.status()
-            done = await asyncio.gather(*(Session(client, ids, tokens).run() for ids in given))
+            ours.append(await served(client, given, tokens))
             shares = busy(before, await client.status())
-            start, end = max(one.times[0] for one in done), min(one.times[-1] for one in done)
-            ours.append(sum(one.between(start, end) for one in done) / (end - start))
     return {
         "sessions": asked.sessions,
         "cache": cache,
@@ -108,6 +107,37 @@ async def batch(asked: argparse.Namespace, baseline: Baseline, endpoint: str) ->
         "transformers_tok_s": round(statistics.median(theirs), 1),
         "ratio": round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3),
         "ratios": [round(a / b, 3) for a, b in zip(ours, theirs, strict=True)],
+        "stages_did": shares,
+    }
+
+
+async def served(client: Client, given: list[list[int]], tokens: int) -> float:
+    """Tokens/s of sessions with these prompts, while all of them decode."""
+    done = await asyncio.gather(*(Session(client, ids, tokens).run() for ids in given))
+    start, end = max(one.times[0] for one in done), min(one.times[-1] for one in done)
+    return sum(one.between(start, end) for one in done) / (end - start)
+
+
+async def cut(asked: argparse.Namespace, whole: str, parts: str) -> dict[str, Any]:
+    """Both clusters are up; the one that is not asked costs next to nothing."""
+    given = prompts(asked.sessions, 24)
+    figures: dict[str, list[float]] = {whole: [], parts: []}
+    shares: list[dict[str, float]] = []
+    async with Client(whole) as one, Client(parts) as many:
+        for client in (one, many):
+            await served(client, given, 8)
+        for _ in range(asked.rounds):
+            for client in (one, many):
+                before = await client.status()
+                figures[client.endpoint].append(await served(client, given, asked.tokens))
+                shares = busy(before, await client.status())
+    pairs = list(zip(figures[whole], figures[parts], strict=True))
+    return {
+        "sessions": asked.sessions,
+        "one_stage_tok_s": round(statistics.median(figures[whole]), 1),
+        "stages_tok_s": round(statistics.median(figures[parts]), 1),
+        "share": round(statistics.median(b / a for a, b in pairs), 3),
+        "shares": [round(b / a, 3) for a, b in pairs],
         "stages_did": shares,
     }
 
@@ -142,7 +172,7 @@ async def arrival(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
 
 
 async def fairness(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
-    async def served(count: int) -> list[int]:
+    async def counted(count: int) -> list[int]:
         running = [Session(client, ids, 4000) for ids in prompts(count, 24)]
         tasks = [asyncio.create_task(one.run()) for one in running]
         await asyncio.gather(*(one.reached(2) for one in running))
@@ -156,7 +186,7 @@ async def fairness(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
         return counts
 
     async with Client(endpoint) as client:
-        sixteen, many = await served(16), await served(64)
+        sixteen, many = await counted(16), await counted(64)
     return {
         "seconds": asked.seconds,
         "most_over_least": round(max(many) / min(many), 3),
@@ -197,7 +227,7 @@ def resident(pid: int) -> int:
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("what", choices=["batch", "arrival", "fairness", "memory"])
+    words.add_argument("what", choices=["batch", "cut", "arrival", "fairness", "memory"])
     words.add_argument("--stages", type=int, default=1)
     words.add_argument("--sessions", type=int, default=16)
     words.add_argument("--rounds", type=int, default=5)
@@ -206,6 +236,11 @@ def main() -> None:
     words.add_argument("--steps", type=int, default=10_000)
     asked = words.parse_args()
     folder = resolve("smollm2-135m")
+    if asked.what == "cut":
+        with cluster(folder, 1) as whole, cluster(folder, asked.stages) as parts:
+            figures = asyncio.run(cut(asked, whole, parts))
+        print(json.dumps({"bench": "sessions cut", "stages": asked.stages, **figures}))
+        return
     with cluster(folder, asked.stages, kv=SMALL_KV if asked.what == "memory" else "1GiB") as endpoint:
         if asked.what == "batch":
             baseline = Baseline(folder)
