@@ -38,7 +38,8 @@ class Generation:
     filled: int = 0
     attempts: int = 0
     fault: str = ""
-    spent: list[list[int]] = field(default_factory=list)  # a stage: [queue µs, compute µs]
+    network: float = 0.0  # seconds of decoding that no stage accounts for
+    spent: list[list[int]] = field(default_factory=list)  # a stage: [queue µs, compute µs, encode µs]
 
     @property
     def id(self) -> int:
@@ -117,13 +118,18 @@ class Generation:
         """Note the time a token took, stage by stage."""
         self.attempts = 0
         self.fault = ""
+        if self.first_token:
+            self.network += (
+                now - self.last_token - sum(hop.queue + hop.compute + hop.encode for hop in token.times) / 1e6
+            )
         self.progressed = self.last_token = now
         self.first_token = self.first_token or now
         if len(self.spent) != len(self.session.route):
-            self.spent = [[0, 0] for _ in self.session.route]
+            self.spent = [[0, 0, 0] for _ in self.session.route]
         for spent, hop in zip(self.spent, token.times, strict=False):
             spent[0] += hop.queue
             spent[1] += hop.compute
+            spent[2] += hop.encode
 
     def _timings(self) -> Timings:
         decoded = self.session.completion_tokens - 1
@@ -132,4 +138,5 @@ class Generation:
             queue_ms=round((self.admitted - self.created) * 1e3, 3) if self.admitted else 0.0,
             ttft_ms=round((self.first_token - self.created) * 1e3, 3) if self.first_token else 0.0,
             decode_tok_s=round(decoded / seconds, 3) if decoded > 0 and seconds > 0 else 0.0,
+            network_ms=round(max(0.0, self.network) * 1e3, 3),
         )

@@ -384,10 +384,10 @@ class Generations:
 
     def _shares(self, generation: Generation) -> list[StageShare]:
         shares = []
-        for address, (queue, compute) in zip(generation.session.route, generation.spent, strict=False):
+        for address, (queue, compute, encode) in zip(generation.session.route, generation.spent, strict=False):
             entry = self._roster.find(address.name)
             blocks = f"{entry.seat.first}-{entry.seat.last}" if entry and entry.seat else ""
-            shares.append(StageShare(address.name, blocks, queue / 1e3, compute / 1e3))
+            shares.append(StageShare(address.name, blocks, queue / 1e3, compute / 1e3, encode / 1e3))
         return shares
 
     def _fail(self, generation: Generation, error: ZrtError) -> None:

@@ -71,6 +71,7 @@ class RoutedSessions:
         self._make_room = make_room
         self._complaints = Complaints(actor.name)
         self._sessions: dict[int, StageSession] = {}
+        self._encode_us = 0
         actor.obey(Open, self._on_open)
         actor.obey(Credit, self._on_credit)
         actor.obey(Close, self._on_close)
@@ -188,6 +189,7 @@ class RoutedSessions:
 
     async def deliver(self, turn: Turn, ran: list[tuple[Waiting, Outcome]]) -> None:
         """Send a turn's results on: what is bound for one peer travels as one message."""
+        began = time.monotonic()
         hidden: dict[Address, list[tuple[Step, Tensor]]] = defaultdict(list)
         ring: dict[Address, list[tuple[Step, int]]] = defaultdict(list)
         sampled: list[SampledToken] = []
@@ -202,7 +204,7 @@ class RoutedSessions:
             if outcome.fault is not None:
                 failed.append((session, step, outcome))
                 continue
-            hop = HopTime(int((turn.started - step.arrived) * 1e6), turn.spent_us)
+            hop = HopTime(int((turn.started - step.arrived) * 1e6), turn.spent_us, self._encode_us)
             onward = session.onward(origin.step, step.seq_pos, step.n, hop)
             if outcome.picked is not None:
                 token, logprobs = outcome.picked.token, outcome.picked.logprobs
@@ -223,6 +225,7 @@ class RoutedSessions:
             self._report(Sampled(sampled))
         for address, delivery in hidden.items():
             await self._send_hidden(turn.engine, address, delivery)
+        self._encode_us = int((time.monotonic() - began) * 1e6)
         for session, step, outcome in failed:
             if self._sessions.get(session.session) is session:
                 await self._step_failed(session, step, outcome)

@@ -3,8 +3,8 @@
     python bench/pipeline.py [--stages N] [--rounds N] [--tokens N]
 
 Both sides are asked in turn, round by round, with the same prompt; figures are medians over the rounds. Prints one JSON object:
-milliseconds a token of each side, the ratio (above 1: zrt is faster), each stage's compute and queue time a token, and what is left
-for hops (encode, network, wake-up).
+milliseconds a token of each side, the ratio (above 1: zrt is faster), each stage's compute, queue and encode time a token, and what is left
+for the network (sockets and wake-ups, of all hops together).
 """
 
 import argparse
@@ -38,6 +38,8 @@ async def ask(client: Client, prompt: list[int], tokens: int) -> dict[str, Any]:
         "decode_s": times[-1] - times[0],
         "compute_ms": [stage.compute_ms for stage in finished.stages],
         "queue_ms": [stage.queue_ms for stage in finished.stages],
+        "encode_ms": [stage.encode_ms for stage in finished.stages],
+        "network_ms": finished.timings.network_ms,
     }
 
 
@@ -63,10 +65,12 @@ async def measure(endpoint: str, baseline: Baseline, prompt: list[int], tokens: 
     steps = len(ours[0]["ids"]) - 1
     zrt_ms = [1e3 * one["decode_s"] / steps for one in ours]
     base_ms = [1e3 * one["decode_s"] / steps for one in theirs]
-    compute = [
-        statistics.median(one["compute_ms"][stage] / (steps + 1) for one in ours)
-        for stage in range(len(ours[0]["compute_ms"]))
-    ]
+
+    def stages(figure: str) -> list[float]:
+        """Of each stage, milliseconds a token."""
+        count = len(ours[0][figure])
+        return [round(statistics.median(one[figure][stage] / (steps + 1) for one in ours), 2) for stage in range(count)]
+
     return {
         "cache": cache,
         "tokens": steps + 1,
@@ -77,8 +81,10 @@ async def measure(endpoint: str, baseline: Baseline, prompt: list[int], tokens: 
         "ratios": [round(b / z, 3) for z, b in zip(zrt_ms, base_ms, strict=True)],
         "zrt_ttft_ms": round(1e3 * statistics.median(one["ttft_s"] for one in ours), 1),
         "transformers_ttft_ms": round(1e3 * statistics.median(one["ttft_s"] for one in theirs), 1),
-        "compute_ms_token": [round(ms, 2) for ms in compute],
-        "hops_ms_token": round(statistics.median(zrt_ms) - sum(compute), 2),
+        "compute_ms_token": stages("compute_ms"),
+        "queue_ms_token": stages("queue_ms"),
+        "encode_ms_token": stages("encode_ms"),
+        "network_ms_token": round(statistics.median(one["network_ms"] / steps for one in ours), 2),
     }
 
 

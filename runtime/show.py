@@ -169,6 +169,7 @@ def figures(finished: Finished) -> str:
         tokens = max(1, finished.completion_tokens)
         lines.append(
             f"  {stage.name} (blocks {stage.blocks}): {share:.0%} of the compute, "
-            f"{stage.compute_ms / tokens:.1f} ms computing and {stage.queue_ms / tokens:.1f} ms waiting a token"
+            f"a token {stage.compute_ms / tokens:.1f} ms computing, {stage.queue_ms / tokens:.1f} waiting, {stage.encode_ms / tokens:.1f} encoding"
         )
+    lines.append(f"  between the stages: {timings.network_ms / max(1, finished.completion_tokens - 1):.1f} ms a token")
     return "\n".join(lines)

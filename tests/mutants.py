@@ -19,6 +19,8 @@ CLIENT = {kind.__name__: kind for kind in get_args(ClientRequest)}
 CONTROL = {kind.__name__: kind for kind in get_args(ControlMessage)}
 ORDERS = frozenset({"Assign", "Shutdown", "Kill"})
 """What obeys to the letter whoever speaks as the coordinator: not sent in its name."""
+OBEYED = frozenset({"Down", "Drain", "Restart"})
+"""What any client may ask for, and would get: not sent whole."""
 HOSTILE: list[Any] = [
     None, True, -1, 0, 1, 127, 255, 2**16, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 1.5, float("nan"),
     float("inf"), "", "\0", "x" * 3000, "tcp://127.0.0.1:1", "tcp://[", "../../etc", b"", b"\xff" * 9, [], {}, [[]], [None] * 300, {"type": "done"},
@@ -90,8 +92,8 @@ class Mutants:
             tree |= {"n": self.rng.randint(1, 3), "logit_bias": {}, "stop_token_ids": [], "stop": [], "min_tokens": 0}
         frame = self._packed(self._spoilt(tree))
         whole = _takes(decode_client, frame)
-        if whole and type(decode_client(frame)).__name__ == "Down":
-            return None  # that would be obeyed
+        if whole and type(decode_client(frame)).__name__ in OBEYED:
+            return None
         return Mutant("client", name, [frame], whole, whole)
 
     def _control(self) -> Mutant | None:

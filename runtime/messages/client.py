@@ -228,20 +228,24 @@ class Piece(Answering):
 
 
 class StageShare(Struct):
-    """Where one stage's time went over a generation, in milliseconds: waiting in its queue, computing; and its blocks."""
+    """Where one stage's time went over a generation, in milliseconds: waiting in its queue, computing, handing results on; and its
+    blocks."""
 
     name: str
     blocks: str
     queue_ms: float
     compute_ms: float
+    encode_ms: float = 0.0
 
 
 class Timings(Struct):
-    """`queue_ms` until admission, `ttft_ms` until the first token, `decode_tok_s` tokens a second after the first (0: fewer than two)."""
+    """`queue_ms` until admission, `ttft_ms` until the first token, `decode_tok_s` tokens a second after the first (0: fewer than two), and
+    `network_ms` what of their time no stage accounts for: sockets and wake-ups."""
 
     queue_ms: float
     ttft_ms: float
     decode_tok_s: float
+    network_ms: float = 0.0
 
 
 class Finished(Answering):

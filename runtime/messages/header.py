@@ -24,10 +24,12 @@ MOST_STEPS: Final = 65_536
 
 
 class HopTime(Struct, array_like=True, frozen=True):
-    """What one stage spent on one step, in microseconds."""
+    """What one stage spent on one step, in microseconds: waiting for its turn, and computing the turn. `encode` is what it took to hand on
+    the results of its turn before (this step's own is not known when it leaves)."""
 
     queue: U64
     compute: U64
+    encode: U64 = 0
 
 
 class Step(Struct, array_like=True):

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import zmq
 from clusters import cluster_file
-from mutants import CLIENT, CONTROL, Kind, Mutants, Speaker
+from mutants import CLIENT, CONTROL, OBEYED, Kind, Mutants, Speaker
 from peers import raw
 from running import Running, running
 
@@ -183,7 +183,7 @@ async def test_a_hundred_thousand_mutants(cluster: Running) -> None:
     assert seen.total() >= MUTANTS
     types = {*CLIENT, *CONTROL, "InferenceRequest", "bare InferenceRequest"}
     assert set(seen) == types
-    assert set(+whole) == types - {"Down"}
+    assert set(+whole) == types - OBEYED
     assert headers >= 0.3 * seen.total()
     for name, (pid, rss, descriptors) in before.items():
         assert after[name][0] == pid, f"{name} died"

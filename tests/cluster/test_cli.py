@@ -75,7 +75,7 @@ def test_json_is_one_object(cluster: Running) -> None:
     got = json.loads(done.stdout)
     assert (got["prompt_tokens"], got["completion_tokens"], got["finish_reason"]) == (1, 3, "length")
     assert got["text"] == " ".join(f"w{token}" for token in got["token_ids"])
-    assert set(got["timings"]) == {"queue_ms", "ttft_ms", "decode_tok_s"}
+    assert set(got["timings"]) == {"queue_ms", "ttft_ms", "decode_tok_s", "network_ms"}
     assert isinstance(got["seed"], int)
 
 
