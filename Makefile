@@ -22,7 +22,7 @@ lint: .venv/test dev
 
 ## the full fault matrices (long)
 chaos: .venv/test
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m chaos
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "chaos or matrix"
 
 ## the published figures, one JSON object each
 bench: .venv/test

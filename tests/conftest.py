@@ -1,5 +1,6 @@
 """What every room's tests may ask for: tiny random models on disk, made by transformers itself."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,24 @@ from tiny_models import TINY, save_model
 from zrt.runtime.models import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+SEED = os.environ.get("ZRT_SEED", "0")
+"""Which cases of a matrix `make test` runs."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of each matrix and each value of the parameter it names, all but one case (chosen by the seed) are for `make chaos`."""
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        marker = item.get_closest_marker("matrix")
+        if marker is not None:
+            value = item.callspec.params[marker.args[0]]  # type: ignore[attr-defined]
+            cases.setdefault((item.nodeid.split("[")[0], repr(value)), []).append(item)
+    for group in cases.values():
+        for item in sorted(group, key=lambda item: hashlib.blake2b(f"{SEED} {item.nodeid}".encode()).digest())[1:]:
+            item.add_marker(pytest.mark.chaos)
 
 
 @pytest.fixture(scope="session")

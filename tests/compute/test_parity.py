@@ -45,6 +45,7 @@ def generated(reference: Callable[..., Any]) -> Callable[[Path, Sequence[int]], 
     return generate
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize(
     ("name", "prompt"), [(name, prompt) for (name, _), prompt in PROMPTS.items()], ids=map("-".join, PROMPTS)
@@ -65,6 +66,7 @@ def test_chunks_and_single_tokens_give_the_logits_of_one_forward(name, make_mode
     assert pipeline(folder, CUTS["two stages"]).difference("s", TEXT, expected) <= 1e-4
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize("cuts", [CUTS["one stage"], CUTS["four stages"]], ids=["one stage", "four stages"])
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_logits_are_within_2_percent_of_the_greatest(name, cuts, make_model, pipeline, reference) -> None:

@@ -56,6 +56,7 @@ async def through_stages(
         return ids, torch.cat(seen)
 
 
+@pytest.mark.matrix("stages")
 @pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ async def test_greedy_ids_and_logits_equal_transformers(
     assert (logits - wanted).abs().max() <= 1e-4
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize(("stages", "tied"), [(1, True), (2, False), (4, True)], ids=["1-tied", "2-untied", "4-tied"])
 @pytest.mark.parametrize(
     "name",
@@ -95,6 +97,7 @@ async def test_every_family_equals_transformers_with_a_prompt_in_chunks(
     assert (logits - wanted).abs().max() <= 1e-4
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize("prompt", [SHORT_PROMPT, LONG_PROMPT], ids=["outgrown midway", "outgrown by the prompt"])
 @pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope", "phi3-longrope"])
 async def test_ropes_that_depend_on_the_length_equal_transformers_as_it_grows(
