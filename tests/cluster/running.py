@@ -65,7 +65,13 @@ def start_zrt(*words: str, home: Path, **extra: str) -> subprocess.Popen[str]:
         text=True,
         env=environment(home) | extra,
         pass_fds=[int(fd) for name, fd in extra.items() if name.endswith("_FD")],
+        preexec_fn=_hear_ctrl_c,
     )
+
+
+def _hear_ctrl_c() -> None:
+    """Whoever runs the tests in the background ignores it, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def begun(process: subprocess.Popen[str]) -> str:
