@@ -26,7 +26,15 @@ chaos: .venv/test
 
 ## the published figures, one JSON object each
 bench: .venv/test
-	$(BIN)/python bench/pipeline.py
+	$(BIN)/python bench/pipeline.py --stages 1
+	$(BIN)/python bench/pipeline.py --stages 2
+	$(BIN)/python bench/sessions.py batch
+	$(BIN)/python bench/sessions.py cut --sessions 1
+	$(BIN)/python bench/sessions.py cut
+	$(BIN)/python bench/sessions.py arrival
+	$(BIN)/python bench/sessions.py fairness
+	$(BIN)/python bench/sessions.py memory
+	$(BIN)/python bench/idle.py
 
 ## lets editors and type checkers resolve the folders under their import name
 dev:
