@@ -15,6 +15,7 @@ from zrt.runtime.compute.gate import gate_
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.norm import rms_norm
+from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.parallel import NormsOverRanks
 from zrt.runtime.compute.rope import rotary, rotate_
 from zrt.runtime.compute.shard import Block, Shard
@@ -25,7 +26,7 @@ from zrt.runtime.errors import ZrtError
 class Decoder:
     """A shard and its cache. Not thread-safe: one lane uses it."""
 
-    def __init__(self, shard: Shard, cache: KVCache) -> None:
+    def __init__(self, shard: Shard, cache: KVCache | PagedKVCache) -> None:
         self.shard = shard
         self.cache = cache
         spec = shard.spec
@@ -38,7 +39,7 @@ class Decoder:
         self._attention = AttentionSpec(windows, spec.attention_scale, spec.attention_softcap)
         self._eps = torch.tensor([spec.norm_eps])
         self._wide_norms = None if shard.group is None else NormsOverRanks(spec, shard.group)
-        self._workspace = Workspace(spec, shard.dtype)
+        self._workspace = Workspace(spec, shard.dtype, shard.device)
         self._is_silu = spec.activation == "silu"
         self._residual_scale = spec.residual_scale
         scale = spec.embedding_scale
@@ -79,6 +80,7 @@ class Decoder:
 
     def _run(self, steps: Sequence[Step], x: Tensor) -> Tensor:
         shard = self.shard
+        assert isinstance(self.cache, KVCache)
         positions = torch.tensor(
             [position for step in steps for position in range(step.seq_pos, step.seq_pos + step.n)]
         )

@@ -112,9 +112,10 @@ def pick(logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int]) 
     `internal` when a row's greatest logit is not finite: the model overflowed.
     """
     top, greedy = logits.max(dim=1)
-    if not bool(top.isfinite().all()):
+    tops, numbers = torch.stack((top.double(), greedy.double())).tolist()  # one wait for the device
+    if not all(map(math.isfinite, tops)):
         raise ZrtError("internal", "the model's logits are not finite; a wider dtype (float32, bfloat16) may help")
-    tokens: list[int] = greedy.tolist()
+    tokens = [int(number) for number in numbers]
     for row, (sampler, position) in enumerate(zip(samplers, positions, strict=True)):
         if sampler.adjusts or not sampler.greedy:
             tokens[row] = sampler.pick(logits[row], position)
