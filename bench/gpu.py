@@ -90,15 +90,17 @@ async def measure(endpoint: str, asked: argparse.Namespace, card: dict[str, Any]
                 times = await one(client, length, 2, 100 + 10 * number + length)
                 figures.setdefault(f"ttft_ms_{length}", []).append(1e3 * (times[1] - times[0]))
         for count in asked.sessions:
-            every = await asyncio.gather(
-                *[one(client, 512, asked.tokens, 1000 * count + number) for number in range(count)]
-            )
+            tokens = max(asked.tokens, 4 * count)
+            await asyncio.gather(*[one(client, 512, 1, 1000 * count + number) for number in range(count)])
+            every = await asyncio.gather(*[one(client, 512, tokens, 1000 * count + number) for number in range(count)])
             begin = max(times[1] for times in every)  # all of them decode
             end = min(times[-1] for times in every)
+            if end <= begin:
+                raise SystemExit(f"{count} sessions never decoded together; ask for more tokens")
             steps = [later - earlier for times in every for earlier, later in pairwise(times[1:])]
             inside = [sum(begin < at <= end for at in times) for times in every]
             step_ms = 1e3 * (end - begin) / statistics.mean(inside)
-            context = 512 + asked.tokens / 2
+            context = 512 + tokens / 2
             floor_ms = 1e3 * step_bytes(asked.blocks, count, int(context)) / (card["read_gb_s"] * 1e9)
             figures[f"sessions_{count}"] = {
                 "step_ms": round(step_ms, 3),
@@ -107,12 +109,6 @@ async def measure(endpoint: str, asked: argparse.Namespace, card: dict[str, Any]
                 "floor_ms": round(floor_ms, 3),
                 "floor_share": round(floor_ms / step_ms, 3),
             }
-        actors = (await client.status()).actors
-        figures["actors"] = [
-            {"name": a.name, "turns": a.load.turns, "busy_us_turn": a.load.busy_us // max(1, a.load.turns)}
-            for a in actors
-            if getattr(a, "load", None) is not None
-        ]
     for length in (512, 2048):
         median = statistics.median(figures.pop(f"ttft_ms_{length}"))
         block_flops = 2 * (step_bytes(asked.blocks, 0, 0) // 2 - 151936 * 4096)

@@ -136,7 +136,7 @@ class Engine:
             spec, source, blocks, dtype=dtype, device=device, group=group, progress=progress, cancelled=cancelled
         )
         if on_gpu:
-            from zrt.runtime.compute.gpu_decoder import GpuDecoder  # noqa: PLC0415  needs Triton, which comes with torch for CUDA
+            from zrt.runtime.compute.gpu_decoder import GpuDecoder  # needs Triton, which comes with torch for CUDA
 
             pages = PagedKVCache(
                 shard.spec,
@@ -225,7 +225,8 @@ class Engine:
         output = None
         if ran:
             x = ran[0].rows if len(ran) == 1 else torch.cat([work.rows for work in ran])
-            output = self._decoder.forward(steps, x)
+            only_best = all(work.sampler is not None and work.sampler.takes_best for work in ran)
+            output = self._decoder.forward(steps, x, only_best=only_best)
         picked = iter(self._pick(ran, output))
         if output is not None and output.is_cuda and (not self.shard.is_last or any(work.logits for work in ran)):
             output = output.cpu()  # here, since whoever sends it must not wait for the device
@@ -251,7 +252,9 @@ class Engine:
         samplers = [work.sampler for work in asking if work.sampler]
         positions = [work.seq_pos + work.n for work in asking if work.sampler]
         logits = output[:, : self.spec.vocab_size]  # a head may be padded
-        return pick(logits if len(rows) == len(asking) else logits[rows], samplers, positions)
+        if len(rows) == len(asking):
+            return pick(logits, samplers, positions, self._decoder.best)
+        return pick(logits[rows], samplers, positions)
 
 
 def _check_gpu(

@@ -6,7 +6,7 @@ few sizes; a smaller batch is padded with rows that write to a spare page. At on
 memory gives them, with norms, gate and residual inside, where the model's blocks are of the plain kind.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
 import torch
@@ -41,7 +41,12 @@ class GpuDecoder(Decoder):
         self._heads = Heads(spec, self._attention, cache.page_tokens, device)
         self._kv = [tuple(block.unbind(0)) for block in cache.pool.unbind(0)]
         self._graphs: dict[int, _Graph] = {}
+        self._before: list[tuple[Hashable, int, int]] | None = None
+        """Sessions of the last replay, where they would go on, and the length of their rope."""
+        self._ahead: tuple[list[int], list[int]] | None = None
+        """If that replay's graph has been launched again, for the tokens picked in it: those tokens, and the pages they were written to."""
         self._plain = _plain_products(shard)
+        self._plain_head = _plain_head(shard)
 
     @property
     def is_plain(self) -> bool:
@@ -64,18 +69,55 @@ class GpuDecoder(Decoder):
             if tick is not None:
                 tick()
 
-    def _run(self, steps: Sequence[Step], x: Tensor) -> Tensor:
+    def _run(self, steps: Sequence[Step], x: Tensor, only_best: bool) -> Tensor:
+        self.best = None
         try:
             if all(step.n == 1 and (step.logits or not self.shard.is_last) for step in steps):
                 size = min((size for size in self._graphs if size >= len(steps)), default=None)
                 if size is not None:
-                    return self._graphs[size].run(steps, x)
+                    return self._replay(self._graphs[size], steps, x, only_best)
+            self._before, self._ahead = None, None
             return self._eager(steps, x)
         except torch.cuda.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise ZrtError(
                 "insufficient_vram", f"{self.shard.device} has no memory left for a turn of {len(x)} tokens"
             ) from error
+
+    def _replay(self, graph: "_Graph", steps: Sequence[Step], x: Tensor, only_best: bool) -> Tensor:
+        """Decode. Where the same sessions go on as they did before, and only their best tokens are asked for, their next tokens are begun at
+        once: the device goes from token to token while the host still says what they were."""
+        before, self._before = self._before, [(step.key, step.seq_pos + 1, step.rope_length) for step in steps]
+        ahead, self._ahead = self._ahead, None
+        goes_on = before == [(step.key, step.seq_pos, step.rope_length) for step in steps]
+        if not (goes_on and ahead is not None and ahead == (x.tolist(), self._places(steps, 0))):
+            graph.launch(steps, x)
+        if not self.shard.is_last:
+            return graph.result[: len(steps)]
+        graph.ask_best()
+        next_begun = goes_on and only_best and self.shard.is_first and self._reserve_next(steps)
+        if next_begun:
+            graph.launch_next([Step(step.key, step.seq_pos + 1, 1, rope_length=step.rope_length) for step in steps])
+        self.best = graph.best(len(steps))
+        if next_begun:
+            self._ahead = [int(token) for token in self.best[1].tolist()], self._places(steps, 1)
+        return graph.result[: len(steps)]
+
+    def _places(self, steps: Sequence[Step], later: int) -> list[int]:
+        """The page of each step's token, or of one so many tokens later."""
+        page = self.pages.page_tokens
+        return [int(self.pages.table(step.key)[(step.seq_pos + later) // page]) for step in steps]
+
+    def _reserve_next(self, steps: Sequence[Step]) -> bool:
+        """Whether there is room for the token after each step's, and memory to spare."""
+        if self.pages.stats().free <= 2 * len(steps):
+            return False
+        try:
+            for step in steps:
+                self.pages.reserve(step.key, step.seq_pos + 2)
+        except ZrtError:
+            return False
+        return True
 
     def _eager(self, steps: Sequence[Step], x: Tensor) -> Tensor:
         inputs = self.inputs(len(x), sum(step.n == 1 for step in steps))
@@ -123,7 +165,10 @@ class GpuDecoder(Decoder):
         assert shard.final_norm is not None
         assert shard.head is not None
         logits = torch.empty(len(hidden), shard.spec.vocab_size, dtype=shard.dtype, device=hidden.device)
-        if len(hidden):
+        if len(hidden) == 1 and self._plain_head is not None:
+            weight, shape = self._plain_head
+            gpu_kernels.one_row_product(hidden, weight, logits, norm=shard.final_norm, eps=self._norm_eps, shape=shape)
+        elif len(hidden):
             gpu_kernels.norm_rows(hidden, shard.final_norm, self._norm_eps, hidden)
             shard.head.write(hidden, logits)
         if shard.spec.logits_divisor != 1:
@@ -199,7 +244,11 @@ class _Graph:
         self._views = views
         self._inputs = decoder.inputs(size, size)
         self._graph = torch.cuda.CUDAGraph()
-        self._result: Tensor
+        self._picked = torch.empty(2, size, dtype=torch.float64, pin_memory=True)
+        self._heard = torch.cuda.Event()
+        self._best: Tensor | None = None
+        self.result: Tensor
+        """Hidden states or logits of the last launch, until the next."""
 
     def capture(self, pool: Any) -> Any:
         """Returns the pool of memory to be used by the next."""
@@ -208,20 +257,40 @@ class _Graph:
         self._forward()  # compiles what was not yet, and lets libraries make their plans
         torch.cuda.current_stream(self._decoder.shard.device).synchronize()
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._result = self._forward()
+            self.result = self._forward()
         return self._graph.pool()
 
-    def run(self, steps: Sequence[Step], x: Tensor) -> Tensor:
+    def launch(self, steps: Sequence[Step], x: Tensor) -> None:
         self._inputs.fill(steps, x)
         self._inputs.send()
         self._graph.replay()
-        return self._result[: len(steps)].clone()
+
+    def launch_next(self, steps: Sequence[Step]) -> None:
+        """Again, for the tokens that the last launch picks."""
+        assert self._best is not None
+        self._inputs.fill(steps, torch.zeros(len(steps), dtype=torch.int64))
+        self._inputs.send()
+        self._inputs.ids.copy_(self._best[1])
+        self._graph.replay()
+
+    def ask_best(self) -> None:
+        """Have the device say the last launch's best tokens when it has them."""
+        assert self._best is not None
+        self._picked.copy_(self._best, non_blocking=True)
+        self._heard.record()
+
+    def best(self, count: int) -> Tensor:
+        """What was asked for last: float64 [2, count] on the CPU, the greatest logits and their tokens."""
+        self._heard.synchronize()
+        return self._picked[:, :count].clone()
 
     def _forward(self) -> Tensor:
         self._decoder.blocks(self._inputs, self._views)
         if self._decoder.shard.head is None:
             return self._views.hidden
-        return self._decoder.logits(self._views.hidden)
+        logits = self._decoder.logits(self._views.hidden)
+        self._best = gpu_kernels.best(logits)
+        return logits
 
 
 class _Prompt:
@@ -305,6 +374,17 @@ def _plain_products(shard: Shard) -> "list[_PlainBlock] | None":
         return None
 
 
+def _plain_head(shard: Shard) -> tuple[Tensor, Product] | None:
+    """Likewise of the head."""
+    if shard.head is None:
+        return None
+    try:
+        weight = _weight(shard.head)
+        return weight, _shape(weight)
+    except _NotPlain:
+        return None
+
+
 def _weight(linear: Linear) -> Tensor:
     if not isinstance(linear, DenseLinear) or linear.bias is not None:
         raise _NotPlain
@@ -312,7 +392,7 @@ def _weight(linear: Linear) -> Tensor:
 
 
 def _shape(weight: Tensor, *, gate: bool = False) -> Product:
-    shape = gpu_kernels.shape_of(weight.shape[1], gate=gate)
+    shape = gpu_kernels.shape_of(weight.shape[1])
     if shape is None or weight.shape[0] % (shape.rows * (2 if gate else 1)):
         raise _NotPlain
     return shape

@@ -12,12 +12,13 @@ from zrt.runtime.compute.attention import AttentionSpec
 from zrt.runtime.compute.spec import ModelSpec
 
 ATTENTION_TILE: Final = 64
-LATENT_TILE: Final = 16
+LATENT_TILE: Final = 32
 """Tokens of history a program looks at together: where bandwidth counts, and where latency does."""
 MAX_SPLITS: Final = 32
 LATENT_SPLITS: Final = 16
 """From so many parts on, latency counts."""
 GATE_TILE: Final = 1024
+BEST_TILE: Final = 4096
 
 
 def _power(number: int, least: int = 1) -> int:
@@ -58,12 +59,9 @@ class Product:
     warps: int
 
 
-def shape_of(inputs: int, *, gate: bool) -> Product | None:
-    """What was found fastest on Hopper for a product of so many inputs; None where no chunk divides them."""
-    for chunk in (1024,) if gate else (2048, 1024):
-        if inputs % chunk == 0:
-            return Product(2, chunk, 4)
-    return None
+def shape_of(inputs: int) -> Product | None:
+    """What was found fastest on Hopper for a product of so many inputs; None where its chunk does not divide them."""
+    return Product(4, 1024, 4) if inputs % 1024 == 0 else None
 
 
 def one_row_product(
@@ -95,6 +93,18 @@ def one_row_product(
         num_warps=shape.warps,
         launch_pdl=True,
     )
+
+
+def best(logits: Tensor) -> Tensor:
+    """Of each row of logits [rows, vocab] the greatest and its token, the first if there are several: float64 [2, rows]."""
+    rows, width = logits.shape
+    tiles = -(-width // BEST_TILE)
+    tops = torch.empty(rows, tiles, device=logits.device)
+    indices = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    result = torch.empty(2, rows, dtype=torch.float64, device=logits.device)
+    kernels.best_of_tile[(rows, tiles)](logits, tops, indices, width, BEST_TILE, num_warps=8, launch_pdl=True)
+    kernels.best_of_row[(rows,)](tops, indices, result, tiles, _power(tiles), num_warps=1, launch_pdl=True)
+    return result
 
 
 class Heads:

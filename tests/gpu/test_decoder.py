@@ -10,10 +10,13 @@ from tiny_models import LONG_PROMPT, MODELS
 from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.engine import Engine, Work
 from zrt.runtime.compute.paged_cache import PagedKVCache
+from zrt.runtime.compute.sampling import Sampler
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.weights import open_checkpoint
+from zrt.runtime.messages.sampling import Sampling
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -108,6 +111,36 @@ def test_a_batch_of_many_kinds_is_each_alone(make_model) -> None:
     steps = [Step("a", 20, 1), Step("b", 0, 9), Step("c", 7, 5)]
     x = torch.tensor(TEXT[20:35])
     assert (wanted.forward(steps, x) - ours.forward(steps, x)).abs().max() <= 1e-3
+
+
+def test_tokens_begun_ahead_are_those_of_the_cpu_and_are_dropped_where_a_session_goes_another_way(make_model) -> None:
+    folder = make_model("qwen3", **GREAT)
+    gpu, cpu = GpuPipeline(folder, CUTS["one stage"], torch.float32).stages[0], on_cpu(folder).stages[0]
+    engines = [Engine(decoder.shard, decoder.cache, decoder) for decoder in (gpu, cpu)]
+    for engine in engines:
+        engine.turn([Work(key, 0, 5 + key, torch.tensor(TEXT[: 5 + key]), opens=5 + key) for key in range(3)])
+    said = [_greedy(engine, [0, 1, 2], 7, 40) for engine in engines]
+    assert said[0] == said[1]
+    assert gpu._ahead is not None
+    said = [_greedy(engine, [0, 2], 9, 20) for engine in engines]  # one less, and other tokens
+    assert said[0] == said[1]
+    for engine in engines:
+        engine.truncate(0, 30)
+        engine.truncate(2, 30)
+    said = [_greedy(engine, [0, 2], 9, 20) for engine in engines]
+    assert said[0] == said[1]
+
+
+def _greedy(engine: Engine, keys: list[int], first: int, tokens: int) -> list[list[int]]:
+    sampler, rows = Sampler(Sampling(temperature=0.0)), [[first] for _ in keys]
+    for _ in range(tokens):
+        works = [
+            Work(key, engine.have(key), 1, torch.tensor(row[-1:]), sampler) for key, row in zip(keys, rows, strict=True)
+        ]
+        for row, outcome in zip(rows, engine.turn(works).outcomes, strict=True):
+            assert outcome.picked is not None, outcome.fault
+            row.append(outcome.picked.token)
+    return rows
 
 
 def _logits(pipeline: Pipeline) -> Tensor:
