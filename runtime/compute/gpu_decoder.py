@@ -28,6 +28,8 @@ from zrt.runtime.errors import ZrtError
 GRAPH_SIZES: Final = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))
 """Rows of the batches that graphs are captured for, up to the sessions there may be."""
 
+WARM_UP_ROWS: Final = 512
+
 
 class GpuDecoder(Decoder):
     """A shard and its paged cache on one CUDA device. Not thread-safe: one lane uses it."""
@@ -68,6 +70,22 @@ class GpuDecoder(Decoder):
             self._graphs[size] = graph
             if tick is not None:
                 tick()
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Run a prompt in two chunks, so that the first one that is asked for does not wait for kernels to be compiled and loaded."""
+        stats, shard = self.pages.stats(), self.shard
+        rows = min(WARM_UP_ROWS, self.pages.context // 2, stats.total * stats.page_tokens // 2)
+        if self._rope_switch is not None:
+            rows = min(rows, self._rope_switch // 2)
+        x = torch.zeros(rows, dtype=torch.int64)
+        if not shard.is_first:
+            x = torch.zeros(rows, shard.spec.hidden_size, dtype=shard.dtype)
+        self.pages.open(self)
+        for start in (0, rows):
+            self.forward([Step(self, start, rows)], x)
+        self.pages.close(self)
+        torch.cuda.current_stream(shard.device).synchronize()
 
     def _run(self, steps: Sequence[Step], x: Tensor, only_best: bool) -> Tensor:
         self.best = None
