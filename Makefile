@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint chaos bench dev clean
+.PHONY: demo test gpu-test lint chaos bench dev clean
 
 ## ask the demo model one question through two block servers, end to end
 demo: .venv/demo
@@ -14,6 +14,10 @@ demo: .venv/demo
 test: .venv/test dev
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not chaos"
 	$(MAKE) --no-print-directory lint
+
+## what needs a CUDA device, with whatever Python there has torch for it
+gpu-test: dev
+	PYTHONPATH=.dev HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests/gpu
 
 lint: .venv/test dev
 	$(BIN)/ruff check .

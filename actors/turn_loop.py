@@ -11,7 +11,7 @@ from zrt.runtime.compute.engine import Engine, Outcome, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.messages.control import KvStats, Load
-from zrt.runtime.pace import Crowd, Pace
+from zrt.runtime.pace import LEAST, LEAST_ON_GPU, Crowd, Pace
 from zrt.runtime.turns import TurnQueue, Waiting
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,8 @@ class TurnLoop:
         self.backend = backend
         self._queue = TurnQueue()
         self._parked.clear()
-        self._pace = Pace(chunk)
+        on_gpu = backend is not None and backend.engine.shard.device.type == "cuda"
+        self._pace = Pace(chunk, LEAST_ON_GPU if on_gpu else LEAST)
 
     def add(self, step: Waiting) -> None:
         self._queue.add(step)

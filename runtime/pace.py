@@ -5,7 +5,9 @@ from typing import Final
 STRETCH: Final = 3.0
 """A turn with a prompt chunk may take so many times as long as one without."""
 LEAST: Final = 16
-"""Prompt tokens a turn may always carry: a prompt must get on, and fewer rows cost hardly less."""
+"""Prompt tokens a turn on a CPU may always carry: a prompt must get on, and fewer rows cost hardly less."""
+LEAST_ON_GPU: Final = 512
+"""Likewise on a GPU, where a forward of 16 rows takes most of the time of one of 512."""
 MEMORY: Final = 0.2
 """Weight of the newest measurement."""
 QUIET_S: Final = 1.0
@@ -13,10 +15,11 @@ QUIET_S: Final = 1.0
 
 
 class Pace:
-    """Learns from each turn what a decode turn and a prompt token cost; `most` tokens is the upper bound. Times in seconds."""
+    """Learns from each turn what a decode turn and a prompt token cost; `most` and `least` are the bounds in tokens. Times in seconds."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, least: int = LEAST) -> None:
         self._most = most
+        self._least = min(least, most)
         self._decode_s = 0.0
         self._token_s = 0.0
         self._decoded = float("-inf")
@@ -36,8 +39,8 @@ class Pace:
         if now - self._decoded > QUIET_S:
             return self._most
         if not self._decode_s or not self._token_s:
-            return min(LEAST, self._most)
-        return max(min(LEAST, self._most), min(self._most, int((STRETCH - 1) * self._decode_s / self._token_s)))
+            return self._least
+        return max(self._least, min(self._most, int((STRETCH - 1) * self._decode_s / self._token_s)))
 
 
 class Crowd:

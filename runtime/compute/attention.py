@@ -120,7 +120,7 @@ class _Segment:
                 self._queries, keys, values, attn_mask=past.mask, is_causal=past.causal, scale=self._scale
             )
         else:
-            attended = _capped_attention(self._queries, keys, values, past.mask, self._scale, self._softcap)
+            attended = capped_attention(self._queries, keys, values, past.mask, self._scale, self._softcap)
         self._out.copy_(attended)
 
 
@@ -145,7 +145,7 @@ class _Past:
                 self.mask += torch.full_like(self.mask, float("-inf")).tril_(step.seq_pos - window - first)
 
 
-def _capped_attention(
+def capped_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float
 ) -> Tensor:
     """Attention whose scores are squeezed into (-softcap, softcap); the softmax is in float32, all else in the dtype of `queries`."""

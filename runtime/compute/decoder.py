@@ -15,6 +15,7 @@ from zrt.runtime.compute.gate import gate_
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.norm import rms_norm
+from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.parallel import NormsOverRanks
 from zrt.runtime.compute.rope import rotary, rotate_
 from zrt.runtime.compute.shard import Block, Shard
@@ -25,9 +26,11 @@ from zrt.runtime.errors import ZrtError
 class Decoder:
     """A shard and its cache. Not thread-safe: one lane uses it."""
 
-    def __init__(self, shard: Shard, cache: KVCache) -> None:
+    def __init__(self, shard: Shard, cache: KVCache | PagedKVCache) -> None:
         self.shard = shard
         self.cache = cache
+        self.best: Tensor | None = None
+        """Of the last forward's logits, where that is known: float64 [2, rows], the greatest of each row and its token."""
         spec = shard.spec
         blocks = spec.blocks[shard.first : shard.last + 1]
         ropes = list(dict.fromkeys(block.rope for block in blocks if block.rope is not None))
@@ -38,7 +41,7 @@ class Decoder:
         self._attention = AttentionSpec(windows, spec.attention_scale, spec.attention_softcap)
         self._eps = torch.tensor([spec.norm_eps])
         self._wide_norms = None if shard.group is None else NormsOverRanks(spec, shard.group)
-        self._workspace = Workspace(spec, shard.dtype)
+        self._workspace = Workspace(spec, shard.dtype, shard.device)
         self._is_silu = spec.activation == "silu"
         self._residual_scale = spec.residual_scale
         scale = spec.embedding_scale
@@ -55,19 +58,20 @@ class Decoder:
         self._take_pages(step)
 
     @torch.inference_mode()
-    def forward(self, steps: Sequence[Step], x: Tensor) -> Tensor:
+    def forward(self, steps: Sequence[Step], x: Tensor, *, only_best: bool = False) -> Tensor:
         """Run one turn. Rows of `x` and of the result lie in the order of `steps`, `n` rows each.
 
         `x`: token ids int64 [rows] on the first stage, else hidden states [rows, hidden] in the shard's dtype; it is not written to.
         Returns hidden states [rows, hidden], or on the last stage logits float32 [steps that want logits, vocab]. The result is the
-        caller's: no later forward touches it. On error every session is as it was, save that one that had to go back has gone back.
+        caller's: no later forward touches it, save on a GPU, where it is good until the next. With `only_best` the caller takes nothing of it but
+        what `best` says, if that is said. On error every session is as it was, save that one that had to go back has gone back.
         Errors: those of `admit`, and `bad_request` for two steps of one session.
         """
         self._check_input(steps, x)
         try:
             for step in steps:
                 self._take_pages(step)
-            result = self._run(steps, x)
+            result = self._run(steps, x, only_best)
         except BaseException:
             for step in steps:
                 if step.key in self.cache:
@@ -77,8 +81,9 @@ class Decoder:
             self.cache.commit(step.key, step.seq_pos + step.n)
         return result
 
-    def _run(self, steps: Sequence[Step], x: Tensor) -> Tensor:
+    def _run(self, steps: Sequence[Step], x: Tensor, only_best: bool) -> Tensor:
         shard = self.shard
+        assert isinstance(self.cache, KVCache)
         positions = torch.tensor(
             [position for step in steps for position in range(step.seq_pos, step.seq_pos + step.n)]
         )
@@ -189,5 +194,5 @@ class Decoder:
         dtype = torch.int64 if self.shard.is_first else self.shard.dtype
         if tuple(x.shape) != shape or x.dtype != dtype:
             raise ZrtError("bad_request", f"input is {x.dtype} {list(x.shape)}; these steps need {dtype} {list(shape)}")
-        if self.shard.is_first and (int(x.min()) < 0 or int(x.max()) >= spec.vocab_size):
+        if self.shard.is_first and not 0 <= min(ids := x.tolist()) <= max(ids) < spec.vocab_size:
             raise ZrtError("bad_request", f"a token id is outside the vocabulary of {spec.vocab_size}")

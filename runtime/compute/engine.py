@@ -6,6 +6,7 @@ The lane owns the engine, so the decoder and the KV cache are never touched by t
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,16 +14,21 @@ from torch import Tensor
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.kv_cache import KVCache
+from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.pages import PoolStats
 from zrt.runtime.compute.parallel import Collectives
 from zrt.runtime.compute.sampling import Picked, Sampler, pick
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec, read_spec
+from zrt.runtime.compute.split import Part, part_bytes
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Assignment
 from zrt.runtime.tensors import DTYPES, dtype_name
+
+GPU_MEMORY: Final = 0.9
+"""The part of a GPU's memory that weights and KV may take; the rest is for a turn's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +72,10 @@ class TurnResult:
 class Engine:
     """Shard, KV cache and sampler of one block server."""
 
-    def __init__(self, shard: Shard, cache: KVCache) -> None:
+    def __init__(self, shard: Shard, cache: KVCache | PagedKVCache, decoder: Decoder) -> None:
         self.shard = shard
         self.cache = cache
-        self._decoder = Decoder(shard, cache)
+        self._decoder = decoder
         self._rope_lengths: dict[Hashable, int] = {}  # of open sessions
 
     @classmethod
@@ -123,13 +129,29 @@ class Engine:
         cancelled: Callable[[], bool] | None = None,
     ) -> "Engine":
         """As `load`, from a source that is open; `kv_bytes` are this process's own."""
-        if device != "cpu":
-            raise ZrtError("unsupported", f"device {device} is not supported; cpu is")
+        on_gpu = torch.device(device).type == "cuda"
+        if on_gpu:
+            _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, group)
         shard = Shard.load(
             spec, source, blocks, dtype=dtype, device=device, group=group, progress=progress, cancelled=cancelled
         )
+        if on_gpu:
+            from zrt.runtime.compute.gpu_decoder import GpuDecoder  # needs Triton, which comes with torch for CUDA
+
+            pages = PagedKVCache(
+                shard.spec,
+                blocks,
+                dtype=dtype,
+                device=shard.device,
+                budget=kv_bytes,
+                context=context,
+                sessions=sessions,
+            )
+            decoder = GpuDecoder(shard, pages, sessions)
+            decoder.capture()
+            return cls(shard, pages, decoder)
         cache = KVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
-        return cls(shard, cache)
+        return cls(shard, cache, Decoder(shard, cache))
 
     @property
     def spec(self) -> ModelSpec:
@@ -203,8 +225,11 @@ class Engine:
         output = None
         if ran:
             x = ran[0].rows if len(ran) == 1 else torch.cat([work.rows for work in ran])
-            output = self._decoder.forward(steps, x)
+            only_best = all(work.sampler is not None and work.sampler.takes_best for work in ran)
+            output = self._decoder.forward(steps, x, only_best=only_best)
         picked = iter(self._pick(ran, output))
+        if output is not None and output.is_cuda and (not self.shard.is_last or any(work.logits for work in ran)):
+            output = output.cpu()  # here, since whoever sends it must not wait for the device
         outcomes = []
         row = 0
         for index, work in enumerate(works):
@@ -227,7 +252,34 @@ class Engine:
         samplers = [work.sampler for work in asking if work.sampler]
         positions = [work.seq_pos + work.n for work in asking if work.sampler]
         logits = output[:, : self.spec.vocab_size]  # a head may be padded
-        return pick(logits if len(rows) == len(asking) else logits[rows], samplers, positions)
+        if len(rows) == len(asking):
+            return pick(logits, samplers, positions, self._decoder.best)
+        return pick(logits[rows], samplers, positions)
+
+
+def _check_gpu(
+    device: torch.device,
+    spec: ModelSpec,
+    blocks: tuple[int, int],
+    dtype: torch.dtype,
+    kv_bytes: int,
+    group: Collectives | None,
+) -> None:
+    """`unsupported` where this device or group cannot serve; `insufficient_vram` when weights and KV are more than the budget or what is free."""
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise ZrtError("unsupported", f"there is no device {device} here: {torch.cuda.device_count()} CUDA devices")
+    if group is not None:
+        raise ZrtError("unsupported", f"tensor parallelism on {device} is not supported; it is on cpu")
+    torch.cuda.set_device(device)
+    weights = part_bytes(spec, Part(), *blocks, dtype_name(dtype))
+    free, total = torch.cuda.mem_get_info(device)
+    budget = min(free, int(total * GPU_MEMORY))
+    if weights + kv_bytes > budget:
+        raise ZrtError(
+            "insufficient_vram",
+            f"blocks {blocks[0]}-{blocks[1]} need {weights} bytes for weights and {kv_bytes} for KV on {device}; {budget} may be used "
+            f"({free} of {total} are free). Give [kv] fewer bytes, or cut the model into more stages",
+        )
 
 
 def _salted(names: Sequence[int], rope_length: int) -> list[int]:

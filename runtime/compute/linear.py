@@ -25,6 +25,8 @@ class Linear(Protocol):
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The fastest way to hold a weight [out, in], with an optional bias [out]. The tensor is the layer's from now on."""
+    if weight.is_cuda:
+        return CudaLinear(weight, bias)
     return PackedLinear(weight, bias) if packs(weight) else DenseLinear(weight, bias)
 
 
@@ -50,6 +52,15 @@ class DenseLinear:
 
     def rows(self, ids: Tensor, out: Tensor) -> None:
         torch.index_select(self.weight, 0, ids, out=out)
+
+
+class CudaLinear(DenseLinear):
+    """Weights on a GPU, where the sum with what is there is part of the product and rounded once with it."""
+
+    def add(self, x: Tensor, out: Tensor) -> None:
+        out.addmm_(x, self._transposed)
+        if self.bias is not None:
+            out.add_(self.bias)
 
 
 class PackedLinear:

@@ -69,6 +69,11 @@ class Sampler:
         self._bias = torch.tensor(list(options.logit_bias.values()), dtype=torch.float32)
         self._eos = torch.tensor(list(eos) if options.min_tokens else [], dtype=torch.int64)
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether it takes the token of the greatest logit, and nothing else is asked of the logits."""
+        return self.greedy and not self.adjusts and self.options.logprobs is None
+
     def adjust(self, logits: Tensor, position: int) -> Tensor:
         """Logits float32 [vocab] with bias, penalties and minimum length applied; those given are left as they are."""
         if not self.adjusts:
@@ -106,15 +111,21 @@ class Sampler:
 
 
 @torch.inference_mode()
-def pick(logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int]) -> list[Picked]:
+def pick(
+    logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int], best: Tensor | None = None
+) -> list[Picked]:
     """One token a row of logits float32 [rows, vocab]. `positions` are those of the tokens being chosen, counted from 0 in their sequence.
+
+    `best`, if it is known, is float64 [2, rows]: the greatest logit of each row and its token.
 
     `internal` when a row's greatest logit is not finite: the model overflowed.
     """
-    top, greedy = logits.max(dim=1)
-    if not bool(top.isfinite().all()):
+    if best is None:
+        best = torch.stack([part.double() for part in logits.max(dim=1)])
+    tops, numbers = best.tolist()  # the one wait for a device
+    if not all(map(math.isfinite, tops)):
         raise ZrtError("internal", "the model's logits are not finite; a wider dtype (float32, bfloat16) may help")
-    tokens: list[int] = greedy.tolist()
+    tokens = [int(number) for number in numbers]
     for row, (sampler, position) in enumerate(zip(samplers, positions, strict=True)):
         if sampler.adjusts or not sampler.greedy:
             tokens[row] = sampler.pick(logits[row], position)

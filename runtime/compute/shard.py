@@ -225,7 +225,7 @@ class _Loader:
             return torch.empty(shape, dtype=self._dtype, device=self._device)
         except RuntimeError as error:
             raise ZrtError(
-                "insufficient_memory",
+                "insufficient_memory" if self._device.type == "cpu" else "insufficient_vram",
                 f"a tensor {list(shape)} does not fit in the memory of {self._device}, after {self._done} of {self._nbytes} bytes",
             ) from error
 

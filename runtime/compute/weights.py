@@ -61,7 +61,11 @@ class Checkpoint(Inventory):
         _check_part(name, full, part, row, column)
         direct = dtype == into.dtype and into.device.type == "cpu" and part.is_contiguous()
         width = part.shape[1] * dtype.itemsize
-        staging = None if direct else torch.empty(_rows_a_chunk(part, width), part.shape[1], dtype=dtype)
+        staging = (
+            None
+            if direct
+            else torch.empty(_rows_a_chunk(part, width), part.shape[1], dtype=dtype, pin_memory=into.is_cuda)
+        )
         place = _Place(entry.begin, full[1] * dtype.itemsize, column * dtype.itemsize)
         descriptor = open_file(entry.file)
         try:

@@ -17,8 +17,9 @@ VIEWS_KEPT: Final = 64
 class Workspace:
     """Buffers of one decoder, grown to the largest batch seen."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._spec = spec
+        self._device = device
         self._dtype = dtype
         self._capacity = 0
         self._buffers: dict[str, Tensor] = {}
@@ -46,9 +47,11 @@ class Workspace:
             "gate_up": 2 * spec.intermediate_size,
         }
         self._views.clear()
-        self._buffers = {name: torch.empty(rows, width, dtype=self._dtype) for name, width in widths.items()}
-        self._buffers["scale"] = torch.empty(rows, 1)
-        self._buffers["head_scale"] = torch.empty(rows, heads + kv_heads, 1)
+        self._buffers = {
+            name: torch.empty(rows, width, dtype=self._dtype, device=self._device) for name, width in widths.items()
+        }
+        self._buffers["scale"] = torch.empty(rows, 1, device=self._device)
+        self._buffers["head_scale"] = torch.empty(rows, heads + kv_heads, 1, device=self._device)
         self._capacity = rows
 
 

@@ -319,8 +319,8 @@ def test_the_padding_of_a_head_is_never_picked(make_model: Callable[..., Path], 
     engine = Engine.load(folder, assignment, device="cpu", progress=lambda *_: None, cancelled=lambda: False)
     forward = Decoder.forward
 
-    def padded(decoder, steps, x):
-        return torch.nn.functional.pad(forward(decoder, steps, x), (0, 8), value=1e4)
+    def padded(decoder, steps, x, *, only_best):
+        return torch.nn.functional.pad(forward(decoder, steps, x, only_best=only_best), (0, 8), value=1e4)
 
     monkeypatch.setattr(Decoder, "forward", padded)
     engine.open(1, 3)

@@ -112,7 +112,7 @@ def test_a_session_that_nobody_opened_is_rotated_by_its_first_request(name, fold
     pipe.open("s")
     expected = pipe.logits("s", 0, ids, pipe.spec.rope_length(TOKENS, TOKENS))
     (stage,) = pipeline(folder).stages
-    engine = Engine(stage.shard, stage.cache)
+    engine = Engine(stage.shard, stage.cache, stage)
     engine.turn([Work("bare", 0, 20, torch.tensor(ids[:20]), opens=TOKENS)])
     result = engine.turn([Work("bare", 20, TOKENS - 20, torch.tensor(ids[20:]), logits=True, opens=TOKENS - 20)])
     torch.testing.assert_close(result.output[0], expected, atol=1e-4, rtol=0)
@@ -121,7 +121,7 @@ def test_a_session_that_nobody_opened_is_rotated_by_its_first_request(name, fold
 @pytest.mark.parametrize("name", BY_LENGTH)
 def test_pages_of_an_equal_history_serve_only_where_it_is_rotated_alike(name, folder, pipeline) -> None:
     (stage,) = pipeline(folder).stages
-    engine, ids, names = Engine(stage.shard, stage.cache), _ids(TOKENS), [11, 12, 13]
+    engine, ids, names = Engine(stage.shard, stage.cache, stage), _ids(TOKENS), [11, 12, 13]
 
     def begun(key: str, tokens: int) -> int:
         have = engine.open(key, tokens, names[: tokens // 16], tokens)

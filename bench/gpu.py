@@ -1,0 +1,166 @@
+"""Decode and prefill of a model of Qwen3-8B's shape on one GPU, client to client through `zrt up`, beside what the card's memory allows.
+
+    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N]
+
+Weights are random, bfloat16. The floor of a token is the bytes a step must read (weights once, each session's keys and values) over the rate
+at which this card reads a large matrix for one row, measured in the same run before the cluster starts. Prints one JSON object.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from zrt.runtime import Client
+
+SHAPE = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+CARD = """
+import json, torch
+def rate(work, times):
+    best = 1e9
+    for _ in range(5):
+        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        begin.record()
+        for _ in range(times): work()
+        end.record(); end.synchronize()
+        best = min(best, begin.elapsed_time(end) / times / 1e3)
+    return best
+bf16 = dict(dtype=torch.bfloat16, device="cuda")
+w, x = torch.randn(24576, 16384, **bf16), torch.randn(1, 16384, **bf16)
+a, b = torch.randn(8192, 8192, **bf16), torch.randn(8192, 8192, **bf16)
+read = w.nbytes / rate(lambda: torch.nn.functional.linear(x, w), 20)
+flops = 2 * 8192**3 / rate(lambda: a @ b, 5)
+print(json.dumps({"card": torch.cuda.get_device_name(), "read_gb_s": read / 1e9, "bf16_tflops": flops / 1e12}))
+"""
+KV_TOKEN_BYTES = 2 * 8 * 128 * 2
+
+
+def step_bytes(blocks: int, sessions: int, context: int) -> int:
+    hidden, width, heads, kv = 4096, 12288, 32 * 128, 8 * 128
+    block = hidden * (heads + 2 * kv) + heads * hidden + 3 * hidden * width
+    return 2 * (blocks * block + 151936 * hidden) + sessions * context * blocks * KV_TOKEN_BYTES
+
+
+def prompt(length: int, number: int) -> list[int]:
+    return [1000 + (number * 7919 + token * 31) % 100000 for token in range(length)]
+
+
+async def one(client: Client, length: int, tokens: int, number: int) -> list[float]:
+    """When the request went, and when each of its tokens came."""
+    times = [time.perf_counter()]
+    async for piece in client.generate(
+        token_ids=prompt(length, number), max_tokens=tokens, temperature=0.0, ignore_eos=True
+    ):
+        times += [time.perf_counter()] * len(piece.token_ids)
+    return times
+
+
+async def measure(endpoint: str, asked: argparse.Namespace, card: dict[str, Any]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    async with Client(endpoint) as client:
+        await one(client, 512, 32, 1)
+        for number in range(asked.prefills):
+            for length in (512, 2048):
+                times = await one(client, length, 2, 100 + 10 * number + length)
+                figures.setdefault(f"ttft_ms_{length}", []).append(1e3 * (times[1] - times[0]))
+        for count in asked.sessions:
+            tokens = max(asked.tokens, 4 * count)
+            await asyncio.gather(*[one(client, 512, 1, 1000 * count + number) for number in range(count)])
+            every = await asyncio.gather(*[one(client, 512, tokens, 1000 * count + number) for number in range(count)])
+            begin = max(times[1] for times in every)  # all of them decode
+            end = min(times[-1] for times in every)
+            if end <= begin:
+                raise SystemExit(f"{count} sessions never decoded together; ask for more tokens")
+            steps = [later - earlier for times in every for earlier, later in pairwise(times[1:])]
+            inside = [sum(begin < at <= end for at in times) for times in every]
+            step_ms = 1e3 * (end - begin) / statistics.mean(inside)
+            context = 512 + tokens / 2
+            floor_ms = 1e3 * step_bytes(asked.blocks, count, int(context)) / (card["read_gb_s"] * 1e9)
+            figures[f"sessions_{count}"] = {
+                "step_ms": round(step_ms, 3),
+                "median_gap_ms": round(1e3 * statistics.median(steps), 3),
+                "tokens_s": round(1e3 * count / step_ms, 1),
+                "floor_ms": round(floor_ms, 3),
+                "floor_share": round(floor_ms / step_ms, 3),
+            }
+    for length in (512, 2048):
+        median = statistics.median(figures.pop(f"ttft_ms_{length}"))
+        block_flops = 2 * (step_bytes(asked.blocks, 0, 0) // 2 - 151936 * 4096)
+        share = block_flops * length / (median / 1e3) / (card["bf16_tflops"] * 1e12)
+        figures[f"prompt_{length}"] = {"ttft_ms": round(median, 2), "matrix_rate_share": round(share, 3)}
+    return figures
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--sessions", type=int, nargs="+", default=[1, 16, 64])
+    words.add_argument("--tokens", type=int, default=128)
+    words.add_argument("--blocks", type=int, default=36)
+    words.add_argument("--stages", type=int, default=1)
+    words.add_argument("--prefills", type=int, default=5)
+    words.add_argument("--chunk", type=int, default=512)
+    asked = words.parse_args()
+    card = json.loads(subprocess.run([sys.executable, "-c", CARD], check=True, capture_output=True, text=True).stdout)
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home) / "model"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": asked.blocks}))
+        conf = Path(home) / "gpu.toml"
+        conf.write_text(
+            f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ndtype = "bfloat16"\ncontext = 4096\n'
+            f'weights = "random"\n[kv]\nbytes = "{12 // asked.stages}GiB"\n'
+            f"[limits]\nsessions = {max(asked.sessions)}\nchunk = {asked.chunk}\n"
+            + '[[stage]]\ndevice = "cuda:0"\n'
+            * asked.stages
+        )
+        reader, writer = os.pipe()
+        started = time.perf_counter()
+        with open(reader) as pipe:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "zrt.runtime.cli", "up", str(conf)],
+                env=os.environ | {"ZRT_HOME": home, "ZRT_READY_FD": str(writer)},
+                pass_fds=[writer],
+            )
+            os.close(writer)
+            try:
+                line = pipe.readline()
+                if not line:
+                    raise SystemExit("the cluster did not come up")
+                ready_s = time.perf_counter() - started
+                figures = asyncio.run(measure(json.loads(line)["endpoint"], asked, card))
+            finally:
+                process.terminate()
+                process.wait(60)
+    print(
+        json.dumps({"bench": "gpu", **card, "stages": asked.stages, "ready_s": round(ready_s, 1), **figures}, indent=1)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What one forward on a GPU is told by the host: written to pinned memory and sent in one copy."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.paged_cache import PagedKVCache
+from zrt.runtime.compute.rope import Rotary
+from zrt.runtime.compute.shard import Shard
+
+ALIGNMENT: Final = 256
+
+
+class Inputs:
+    """Buffers for a batch of `rows` rows, `singles` of which are steps of one token.
+
+    On the device: `ids` int64 [rows] or `hidden` [rows, hidden]; `slots` int64 [rows], where in the pool each row's keys and values go; of every
+    rope cos and sin [rows, rope_dim] (`angles`); of each single its `rows` number, the `lengths` of its history (itself included) and its
+    `tables` of pages, all int32.
+    """
+
+    def __init__(self, shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], rows: int, singles: int) -> None:
+        spec, width = shard.spec, cache.table_width
+        self._cache = cache
+        self._rotaries = rotaries
+        layout: list[tuple[tuple[int, ...], torch.dtype]] = [
+            ((rows,), torch.int64) if shard.is_first else ((rows, spec.hidden_size), shard.dtype),
+            ((rows,), torch.int64),
+            ((singles,), torch.int32),
+            ((singles,), torch.int32),
+            ((singles, width), torch.int32),
+            *[((rows, spec.rope_dim), shard.dtype)] * (2 * len(rotaries)),
+        ]
+        self._host = torch.empty(_size(layout), dtype=torch.uint8, pin_memory=True)
+        self._device = torch.empty(len(self._host), dtype=torch.uint8, device=shard.device)
+        self._x, slots, singles_rows, lengths, tables, *angles = _views(self._host, layout)
+        self._slots, self._rows, self._lengths, self._tables = (
+            part.numpy() for part in (slots, singles_rows, lengths, tables)
+        )
+        self._angles = list(zip(angles[::2], angles[1::2], strict=True))
+        x, self.slots, self.rows, self.lengths, self.tables, *angles = _views(self._device, layout)
+        self.ids = self.hidden = x
+        self.angles = list(zip(angles[::2], angles[1::2], strict=True))
+        self._sent = torch.cuda.Event()
+
+    def fill(self, steps: Sequence[Step], x: Tensor) -> None:
+        """Write a batch; rows beyond its own stand for one token of a history in the spare page."""
+        self._sent.synchronize()  # the copy before has read the buffer
+        cache, page = self._cache, self._cache.page_tokens
+        count = len(x)
+        if count:
+            self._x[:count] = x
+        self._x[count:] = 0
+        self._slots[count:] = cache.spare_page * page
+        positions: list[int] = []
+        lengths: list[int] = []
+        single = 0
+        for step in steps:
+            table, row = cache.table(step.key), len(positions)
+            if step.n == 1:
+                self._slots[row] = table[step.seq_pos // page] * page + step.seq_pos % page
+                self._rows[single] = row
+                self._lengths[single] = step.seq_pos + 1
+                self._tables[single, : len(table)] = table
+                single += 1
+            else:
+                self._slots[row : row + step.n] = cache.slots(step.key, step.seq_pos, step.n)
+            positions += range(step.seq_pos, step.seq_pos + step.n)
+            lengths += (max(position + 1, step.rope_length) for position in positions[row:])
+        padding = len(self._rows) - single
+        if padding:
+            self._rows[single:] = np.arange(len(self._slots) - padding, len(self._slots))
+            self._lengths[single:] = 1
+            self._tables[single:, 0] = cache.spare_page
+        where, known = torch.tensor(positions, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64)
+        for rotary, (cos, sin) in zip(self._rotaries, self._angles, strict=True):
+            cos[count:], sin[count:] = 1, 0
+            if count:
+                got = rotary.at(where, known)
+                cos[:count], sin[:count] = got[0].squeeze(1), got[1].squeeze(1)
+
+    def send(self) -> None:
+        """Start the copy to the device."""
+        self._device.copy_(self._host, non_blocking=True)
+        self._sent.record()
+
+
+def _size(layout: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> int:
+    return sum(_aligned(prod(shape) * dtype.itemsize) for shape, dtype in layout)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _views(buffer: Tensor, layout: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> list[Tensor]:
+    views, start = [], 0
+    for shape, dtype in layout:
+        size = prod(shape) * dtype.itemsize
+        views.append(buffer[start : start + size].view(dtype).view(shape))
+        start += _aligned(size)
+    return views

@@ -1,0 +1,207 @@
+"""The Triton kernels in Python's clothes: shapes and launch parameters for tensors of a GPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from zrt.runtime.compute import triton_kernels as kernels
+from zrt.runtime.compute.attention import AttentionSpec
+from zrt.runtime.compute.spec import ModelSpec
+
+ATTENTION_TILE: Final = 64
+LATENT_TILE: Final = 32
+"""Tokens of history a program looks at together: where bandwidth counts, and where latency does."""
+MAX_SPLITS: Final = 32
+LATENT_SPLITS: Final = 16
+"""From so many parts on, latency counts."""
+GATE_TILE: Final = 1024
+BEST_TILE: Final = 4096
+
+
+def _power(number: int, least: int = 1) -> int:
+    """The least power of two that is not below either."""
+    return max(least, 1 << max(0, number - 1).bit_length())
+
+
+def norm_rows(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """RMSNorm of x [rows, width] into `out`, which may be `x`; rows may lie apart, their numbers not."""
+    rows, width = x.shape
+    kernels.norm_rows[(rows,)](
+        x,
+        weight,
+        out,
+        x.stride(0),
+        out.stride(0),
+        eps,
+        width,
+        _power(width),
+        num_warps=8 if width > 1024 else 4,
+        launch_pdl=True,
+    )
+
+
+def gate_rows(gate_up: Tensor, is_silu: bool) -> None:
+    """gate = activation(gate) * up, in place of contiguous [rows, 2 x width]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    grid = (rows, -(-width // GATE_TILE))
+    kernels.gate_rows[grid](gate_up, width, GATE_TILE, is_silu, num_warps=4, launch_pdl=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """How `one_row_product` runs: outputs a program, inputs a chunk, warps."""
+
+    rows: int
+    chunk: int
+    warps: int
+
+
+def shape_of(inputs: int) -> Product | None:
+    """What was found fastest on Hopper for a product of so many inputs; None where its chunk does not divide them."""
+    return Product(4, 1024, 4) if inputs % 1024 == 0 else None
+
+
+def one_row_product(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gate: bool = False,
+    add: bool = False,
+    shape: Product,
+) -> None:
+    """x [1, inputs], weight [outputs, inputs] (with `gate` [2 x outputs, inputs]) into `out` [1, outputs]; see the kernel."""
+    outputs, inputs = weight.shape[0] // (2 if gate else 1), weight.shape[1]
+    kernels.one_row_product[(outputs // shape.rows,)](
+        x,
+        weight if norm is None else norm,
+        weight,
+        out,
+        outputs,
+        eps,
+        inputs,
+        shape.rows,
+        shape.chunk,
+        norm is not None,
+        gate,
+        add,
+        num_warps=shape.warps,
+        launch_pdl=True,
+    )
+
+
+def best(logits: Tensor) -> Tensor:
+    """Of each row of logits [rows, vocab] the greatest and its token, the first if there are several: float64 [2, rows]."""
+    rows, width = logits.shape
+    tiles = -(-width // BEST_TILE)
+    tops = torch.empty(rows, tiles, device=logits.device)
+    indices = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    result = torch.empty(2, rows, dtype=torch.float64, device=logits.device)
+    kernels.best_of_tile[(rows, tiles)](logits, tops, indices, width, BEST_TILE, num_warps=8, launch_pdl=True)
+    kernels.best_of_row[(rows,)](tops, indices, result, tiles, _power(tiles), num_warps=1, launch_pdl=True)
+    return result
+
+
+class Heads:
+    """What a shard's attention does to the rows of one batch, with the scratch it needs."""
+
+    def __init__(self, spec: ModelSpec, attention: AttentionSpec, page_tokens: int, device: torch.device) -> None:
+        self._spec = spec
+        self._attention = attention
+        self._page_tokens = page_tokens
+        self._padded = _power(spec.head_dim, 16)
+        self._parts = torch.empty(MAX_SPLITS * spec.num_heads * spec.head_dim, device=device)
+        self._stats = torch.empty(MAX_SPLITS * spec.num_heads * 2, device=device)
+
+    def place(
+        self,
+        qkv: Tensor,
+        norm: Tensor | None,
+        eps: float,
+        angles: tuple[Tensor, Tensor] | None,
+        slots: Tensor,
+        kv: Sequence[Tensor],
+    ) -> None:
+        """Norm and rotate queries in place in `qkv` [rows, (heads + 2 x kv heads) x head_dim], keys and values into `kv` at `slots` [rows]."""
+        spec = self._spec
+        cos, sin = (qkv, qkv) if angles is None else angles
+        kernels.place_heads[(len(qkv), spec.num_heads + 2 * spec.num_kv_heads)](
+            qkv,
+            qkv if norm is None else norm,
+            cos,
+            sin,
+            slots,
+            *kv,
+            eps,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            self._padded,
+            spec.rope_dim,
+            norm is not None,
+            angles is not None,
+            num_warps=1 if self._padded <= 128 else 4,
+            launch_pdl=True,
+        )
+
+    def attend(
+        self,
+        block: int,
+        qkv: Tensor,
+        kv: Sequence[Tensor],
+        tables: Tensor,
+        lengths: Tensor,
+        rows: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Attention of the batch's rows numbered `rows` int32 [n], each one token of a history of `lengths` tokens (itself included), int32 [n],
+        in pages `tables` int32 [n, pages]; into the same rows of `out` [batch, heads x head_dim]."""
+        spec, count = self._spec, len(rows)
+        splits = max(1, MAX_SPLITS // _power(count))  # of each history, so that all multiprocessors have work
+        is_long = splits < LATENT_SPLITS
+        window = self._attention.windows[block]
+        softcap = self._attention.softcap
+        kernels.attend[(spec.num_kv_heads, splits, count)](
+            qkv,
+            *kv,
+            tables,
+            lengths,
+            rows,
+            out,
+            self._parts,
+            self._stats,
+            tables.stride(0),
+            self._attention.scale,
+            softcap or 0.0,
+            window or 0,
+            softcap is not None,
+            self._page_tokens,
+            ATTENTION_TILE if is_long else LATENT_TILE,
+            splits,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            self._padded,
+            _power(spec.num_heads // spec.num_kv_heads, 16),
+            3 if is_long else 2,
+            num_warps=4 if is_long else 1,
+            launch_pdl=True,
+        )
+        if splits > 1:
+            kernels.combine[(spec.num_heads, count)](
+                rows,
+                self._parts,
+                self._stats,
+                out,
+                splits,
+                spec.num_heads,
+                spec.head_dim,
+                self._padded,
+                num_warps=4,
+                launch_pdl=True,
+            )
