@@ -22,7 +22,7 @@ gpu-test: dev
 lint: .venv/test dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p zrt.runtime -p zrt.actors
+	$(BIN)/mypy -p zrt.runtime -p zrt.actors -p zrt.tui
 
 ## the full fault matrices (long)
 chaos: .venv/test
@@ -43,7 +43,7 @@ bench: .venv/test
 ## lets editors and type checkers resolve the folders under their import name
 dev:
 	@mkdir -p .dev/zrt
-	@for room in runtime actors conf; do ln -sfn ../../$$room .dev/zrt/$$room; done
+	@for room in runtime actors tui conf; do ln -sfn ../../$$room .dev/zrt/$$room; done
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

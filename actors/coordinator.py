@@ -1,8 +1,8 @@
 """The coordinator: registers processes, gives block servers their blocks, takes clients' sessions and streams their tokens.
 
 Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers: StateChanged, LoadProgress, Sampled, Filled, StepFailed.
-Receives from clients (single frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Unsubscribe,
-Drain, Undrain, Down.
+Receives from clients (single frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Follow, Unsubscribe,
+Drain, Undrain, Restart, Down.
 Sends to block servers: Assign, SetState, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill, Shutdown. To clients: events.
 
 It computes no tensors and never imports torch.
@@ -16,8 +16,10 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from zrt.actors.delivery import caller_name
 from zrt.actors.drains import Drains
 from zrt.actors.generations import Generations
+from zrt.actors.subscribers import Subscribers
 from zrt.runtime.actor import Actor, Bare, Envelope
 from zrt.runtime.admission import Admission
 from zrt.runtime.capacity import block_server_bytes
@@ -26,6 +28,7 @@ from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.journal import Journal
 from zrt.runtime.messages.client import (
     Cancel,
     ClientEvent,
@@ -34,8 +37,10 @@ from zrt.runtime.messages.client import (
     Down,
     Drain,
     Error,
+    Follow,
     Generate,
     Ok,
+    Restart,
     Resume,
     Status,
     Subscribe,
@@ -72,8 +77,8 @@ log = logging.getLogger(__name__)
 BEAT_MS = 1000
 SUSPICION_S = 3.0  # silence after which a process is taken for hung
 ASSIGN_DEADLINE_S = 10.0
+KILL_DEADLINE_S = 5.0
 PUBLISH_S = 0.1  # subscribers hear at most this often
-SUBSCRIBERS = 64
 TAKEN_OVER = ("loading", "ready", "draining", "drained")  # states of a process whose blocks are of use
 WATCH_S = 1.0
 PORT_RETRY_S = 0.1
@@ -95,6 +100,8 @@ class Coordinator(Actor):
         self.prompts = prompts
         self.roster = self._roster()
         self.cluster = cluster or secrets.token_hex(8)
+        self.happened = Journal()
+        self._began = time.monotonic()
         self.serials = count(
             secrets.randbits(62)
         )  # none that an earlier coordinator gave: members still hold its assignments
@@ -116,9 +123,10 @@ class Coordinator(Actor):
             page_tokens=PAGE_TOKENS,
             lease_s=conf.limits.lease_s,
             idle_s=conf.limits.idle_s,
+            happened=self.happened,
         )
         self.drains = Drains(self, self.roster, self.generations, changed=self._roster_changed)
-        self._subscribers: dict[tuple[bytes, str], Bare] = {}
+        self._subscribers = Subscribers(self._tell_subscriber)
         self._changed = asyncio.Event()
         for body_type, handler in (
             (Register, self._on_register),
@@ -233,7 +241,11 @@ class Coordinator(Actor):
 
     def _on_beat(self, envelope: Envelope) -> Control:
         assert isinstance(envelope.body, Beat)
-        entry = self.roster.beat(self._sender(envelope), envelope.body, time.monotonic())
+        sender = self._sender(envelope)
+        before = self.roster.known(sender).load.group
+        entry = self.roster.beat(sender, envelope.body, time.monotonic())
+        if before is not None and entry.load.group is not None and entry.load.group.rebuilds > before.rebuilds:
+            self.happened.add("rebuild", entry.address.name, "its group of ranks was formed anew")
         if entry.blank:
             self._place()  # it may have more room than it had
         return Done()
@@ -242,6 +254,13 @@ class Coordinator(Actor):
         message = envelope.body
         assert isinstance(message, StateChanged)
         entry = self.roster.state_changed(self._sender(envelope), message)
+        fault = message.fault
+        self.happened.add(
+            "state",
+            entry.address.name,
+            f"is {message.state}" + (f": {fault.message}" if fault else ""),
+            fault.kind if fault else "",
+        )
         if message.state == "loading":  # what it held of sessions is gone
             self.generations.peer_lost(entry.address)
         self._place()
@@ -269,6 +288,8 @@ class Coordinator(Actor):
         if self.roster.known(self._sender(envelope)).kind != "supervisor":
             raise ZrtError("unauthorized", f"{envelope.header.sender} is nobody's parent", self.name)
         self._gone(message.name, message.incarnation)
+        again = "is started again" if message.restarting else "is not started again"
+        self.happened.add("death", message.name, f"ended with status {message.exit}; it {again}")
         if message.restarting:
             self.roster.restarted(message.name)
         else:
@@ -284,6 +305,7 @@ class Coordinator(Actor):
         entry = self.roster.died(name, incarnation)
         if entry is None:
             return
+        self.happened.add("death", name, f"process {entry.pid} on {entry.host} is gone")
         self.forget(entry.address)
         self.generations.peer_lost(entry.address)
         self._place()
@@ -301,8 +323,6 @@ class Coordinator(Actor):
                 if supervisor is not entry:
                     self._tell_process(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
             self._gone(entry.address.name, entry.address.incarnation)
-        if self._subscribers:
-            self._changed.set()
 
     def _tell_process(self, address: Address, message: Kill | Shutdown) -> None:
         """Tell it if it listens: one that does not must not keep us from the rest of our work."""
@@ -317,18 +337,22 @@ class Coordinator(Actor):
         try:
             request = decode_client(bare.frame)
         except WireError as error:
-            self._tell_client(bare, Error(id=error.id, kind=error.kind, message=error.message, where=self.name))
+            self._refuse(bare, error.id, error, self.name)
             return
         try:
             self.spawn(self._serve(bare, request), f"client {request.id}")
         except ZrtError as error:
-            self._tell_client(bare, Error(id=request.id, kind=error.kind, message=error.message, where=self.name))
+            self._refuse(bare, request.id, error, self.name)
 
     async def _serve(self, bare: Bare, request: ClientRequest) -> None:
         try:
             await self._obey(bare, request)
         except ZrtError as error:
-            self._tell_client(bare, Error(id=request.id, kind=error.kind, message=error.message, where=error.where))
+            self._refuse(bare, request.id, error, error.where)
+
+    def _refuse(self, bare: Bare, request: str, error: ZrtError | WireError, where: str) -> None:
+        self.happened.add("refusal", caller_name(bare), error.message, error.kind)
+        self._tell_client(bare, Error(id=request, kind=error.kind, message=error.message, where=where))
 
     async def _obey(self, bare: Bare, request: ClientRequest) -> None:
         match request:
@@ -340,16 +364,26 @@ class Coordinator(Actor):
                 self._cancel(bare, request)
                 self._tell_client(bare, Ok(id=request.id))
             case Status():
-                self._tell_client(bare, self._cluster(request.id))
+                self._tell_client(bare, self._cluster(request.id, 0))
             case Subscribe():
-                self._subscribe(bare, request.id)
+                self._subscribers.add(bare, request)
+                self._changed.set()  # so that the time until it is due is looked at
+            case Follow():
+                self.generations.follow(bare, request)
             case Unsubscribe():
-                self._subscribers.pop((bare.peer, request.id), None)
+                self._subscribers.remove(bare.peer, request.id)
+                self.generations.unfollow(bare.peer, request.id)
                 self._tell_client(bare, Ok(id=request.id))
             case Drain():
-                self._tell_client(bare, await self.drains.drain(request, lambda event: self._tell_client(bare, event)))
+                self._tell_client(
+                    bare,
+                    await self.drains.drain(request, caller_name(bare), lambda event: self._tell_client(bare, event)),
+                )
             case Undrain():
                 await self.drains.undrain(request.name)
+                self._tell_client(bare, Ok(id=request.id))
+            case Restart():
+                await self._restart(request.name)
                 self._tell_client(bare, Ok(id=request.id))
             case Down():
                 self._tell_client(bare, Ok(id=request.id))
@@ -372,23 +406,31 @@ class Coordinator(Actor):
             self._complaints.add("client", f"a client takes no replies: {error}")
             return False
 
-    def _subscribe(self, bare: Bare, request: str) -> None:
-        if len(self._subscribers) >= SUBSCRIBERS:
-            raise ZrtError("overloaded", f"{SUBSCRIBERS} subscribers already")
-        self._subscribers[(bare.peer, request)] = bare
-        self._tell_client(bare, self._cluster(request))
+    async def _restart(self, name: str) -> None:
+        """Have it killed by its parent, which starts it again. ZrtError as `Restart` says."""
+        address = self.roster.block_server(name).address
+        supervisors = self.roster.of_kind("supervisor")
+        if not supervisors:
+            raise ZrtError("unsupported", f"there is no `zrt up` here that could start {name} again", self.name)
+        await self.ask(supervisors[0].address, Kill(name, address.incarnation), timeout=KILL_DEADLINE_S)
+
+    def _tell_subscriber(self, bare: Bare, request: str, heard: int) -> int | None:
+        return self.happened.last if self._tell_client(bare, self._cluster(request, heard)) else None
 
     async def _publish(self) -> None:
-        """Tell subscribers what changed, a few times a second at most."""
+        """Tell subscribers what changed, and how the sessions get on, a few times a second at most; nothing is worked out for nobody."""
         while True:
-            await self._changed.wait()
+            changed = True
+            try:
+                async with asyncio.timeout(self._subscribers.pause()):
+                    await self._changed.wait()
+            except TimeoutError:
+                changed = False
             self._changed.clear()
-            for key, bare in list(self._subscribers.items()):
-                if not self._tell_client(bare, self._cluster(key[1])):
-                    self._subscribers.pop(key, None)
+            self._subscribers.publish(changed)
             await asyncio.sleep(PUBLISH_S)
 
-    def _cluster(self, request: str) -> Cluster:
+    def _cluster(self, request: str, heard: int) -> Cluster:
         return Cluster(
             id=request,
             name=self.conf.cluster.name,
@@ -400,6 +442,11 @@ class Coordinator(Actor):
             actors=self.roster.infos(time.monotonic()),
             sessions=list(self.generations.infos()),
             stale=self.generations.dropped_stale + self.roster.stale + self.counters.stale,
+            up_ms=int((time.monotonic() - self._began) * 1000),
+            tokens=self.generations.tokens,
+            errors=dict(self.happened.errors),
+            drains=self.drains.infos(),
+            happened=self.happened.since(heard),
         )
 
     def _down(self) -> None:

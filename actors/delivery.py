@@ -16,6 +16,8 @@ from zrt.runtime.messages.client import Accepted, ClientEvent, Error, Finished, 
 from zrt.runtime.messages.sampling import TokenLogprobs
 from zrt.runtime.wire import encode_event
 
+FOLLOWERS = 16
+
 
 class Delivery:
     """The `choice`-th answer to `request`. `told` is when the client was last sent something, `stalled_since` since when it takes nothing
@@ -40,6 +42,7 @@ class Delivery:
         self._told_ids = 0
         self._told_chars = 0
         self._told_end = False
+        self._followers: dict[tuple[bytes, str], Bare] = {}
 
     @property
     def stalled(self) -> bool:
@@ -75,10 +78,34 @@ class Delivery:
             )  # it is kept for a while, in less memory
         if not self.stalled and not self._give(event):
             self.stalled_since = now
+        if self._followers and not isinstance(event, Accepted):
+            self._tell_followers(event)
+
+    def follow(self, client: Bare, request: str) -> None:
+        """Let another client hear it, from what there is so far. ZrtError overloaded."""
+        if len(self._followers) >= FOLLOWERS:
+            raise ZrtError("overloaded", f"{FOLLOWERS} clients follow this session already")
+        self._texts = ["".join(self._texts)]
+        piece = Piece(id=request, choice=self.choice, index=0, text=self._texts[0], token_ids=list(self._ids))
+        if self._reply(client, piece):
+            self._followers[client.peer, request] = _caller(client)
+
+    def unfollow(self, peer: bytes, request: str) -> None:
+        self._followers.pop((peer, request), None)
+
+    def _tell_followers(self, event: Progress | Piece | Finished | Error) -> None:
+        """What one of them does not take, it misses, and all that comes after."""
+        said = event.id
+        for key, client in list(self._followers.items()):
+            event.id = key[1]
+            if not self._reply(client, event):
+                del self._followers[key]
+        event.id = said
 
     def end(self, error: Error) -> None:
         """The answer ends with an error that its client is told of otherwise."""
         self._end, self._told_end = error, True
+        self._tell_followers(error)
 
     def retry(self) -> bool:
         """Send what is lacking; whether the client has taken all of it."""
@@ -123,11 +150,7 @@ class Delivery:
 
     def _give(self, event: ClientEvent) -> bool:
         event.id = self.request
-        try:
-            taken = self._actor.reply_bare(self.client, encode_event(event))
-        except ZrtError:
-            return False
-        if not taken:
+        if not self._reply(self.client, event):
             return False
         if isinstance(event, Piece):
             self._told_ids, self._told_chars = len(self._ids), self._chars
@@ -136,6 +159,18 @@ class Delivery:
         elif event is self._end:
             self._told_end = True
         return True
+
+    def _reply(self, client: Bare, event: ClientEvent) -> bool:
+        """Whether the client took it."""
+        try:
+            return self._actor.reply_bare(client, encode_event(event))
+        except ZrtError:
+            return False
+
+
+def caller_name(client: Bare) -> str:
+    """How people tell one client's connection from another's."""
+    return client.peer.decode(errors="backslashreplace")[:64]
 
 
 def origin(actor: Actor) -> str:

@@ -6,6 +6,7 @@ the roster offers, as after a death), else they may finish until the time is up,
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
@@ -15,13 +16,14 @@ from zrt.actors.generations import Generations
 from zrt.runtime.actor import Actor
 from zrt.runtime.entries import Entry
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Drain, Drained
+from zrt.runtime.messages.client import Drain, Drained, DrainInfo
 from zrt.runtime.messages.control import Address, Serving, SetState
 from zrt.runtime.roster import Roster
 
 LOOK_S = 0.05  # how often it is looked at what still runs
 TELL_S = 0.5  # how often the asker hears how it gets on
 STATE_DEADLINE_S = 5.0
+KEPT = 32  # drains that are remembered
 
 
 class Drains:
@@ -33,21 +35,35 @@ class Drains:
         self._generations = generations
         self._changed = changed
         self._hurry = asyncio.Event()
+        self._records: deque[Record] = deque(maxlen=KEPT)
 
-    async def drain(self, request: Drain, tell: Callable[[Drained], object]) -> Drained:
-        """Drain a block server; what became of its sessions. `tell` hears how it gets on. ZrtError as the message says."""
+    def infos(self) -> list[DrainInfo]:
+        """The drains that run and the last ones that did."""
+        return [record.info() for record in self._records]
+
+    async def drain(self, request: Drain, asker: str, tell: Callable[[Drained], object]) -> Drained:
+        """Drain a block server for `asker`; what became of its sessions. `tell` hears how it gets on. ZrtError as the message says."""
         entry = self._roster.drain(request.name)
+        record = Record(request, asker)
+        self._records.append(record)
+        happened = self._generations.happened
+        happened.add("drain", request.name, f"is being drained for {request.timeout_ms / 1000:g} s at most")
         self._changed()
         try:
             await self._set_state(entry.address, "draining")
             account = Account(request, self._generations.through(entry.address))
+            record.account = lambda: account.event(self._generations.through(entry.address), "draining")
             await self._empty(entry.address, account, time.monotonic() + request.timeout_ms / 1000, tell)
             self._draining(entry.address).state = "drained"
             self._changed()
             await self._set_state(entry.address, "drained")
         except BaseException:
+            record.end("failed")
+            happened.add("drain", request.name, "could not be drained")
             self._reverse(entry.address)
             raise
+        record.end("drained")
+        happened.add("drain", request.name, "is drained")
         return account.event(self._generations.through(entry.address), "drained")
 
     async def undrain(self, name: str) -> None:
@@ -103,6 +119,29 @@ class Drains:
 
     async def _set_state(self, address: Address, state: Serving) -> None:
         await self._actor.ask(address, SetState(state), timeout=STATE_DEADLINE_S)
+
+
+class Record:
+    """One drain, for people. `account` says what became of its sessions so far, until the end."""
+
+    def __init__(self, request: Drain, asker: str) -> None:
+        self.account: Callable[[], Drained] | None = None
+        self._began = time.monotonic()
+        self._info = DrainInfo(request.name, "draining", asker, request.timeout_ms, 0)
+
+    def info(self) -> DrainInfo:
+        info = self._info
+        if info.state == "draining":
+            info.spent_ms = int((time.monotonic() - self._began) * 1000)
+            if self.account is not None:
+                now = self.account()
+                info.left, info.moved, info.finished, info.parked = now.left, now.moved, now.finished, now.parked
+        return info
+
+    def end(self, state: Literal["drained", "failed"]) -> None:
+        self.info()
+        self._info.state = state
+        self.account = None
 
 
 class Account:

@@ -1,14 +1,27 @@
 """One live generation as the coordinator runs it: the session, its client, its clock, and what it may tell of itself."""
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
-from zrt.actors.delivery import Delivery
-from zrt.runtime.messages.client import Accepted, Error, Finished, Phase, Progress, StageShare, Timings
+from zrt.actors.delivery import Delivery, caller_name
+from zrt.runtime.messages.client import (
+    Accepted,
+    Error,
+    Finished,
+    HopInfo,
+    Phase,
+    Progress,
+    SessionInfo,
+    StageShare,
+    Timings,
+)
 from zrt.runtime.messages.client import Piece as PieceEvent
 from zrt.runtime.messages.control import SampledToken
 from zrt.runtime.page_keys import PageKeys
 from zrt.runtime.sessions import Piece, Session, State
+
+GAPS = 24  # times between tokens that are kept
 
 PHASES: dict[State, Phase] = {
     State.QUEUED: "queued",
@@ -40,6 +53,8 @@ class Generation:
     fault: str = ""
     network: float = 0.0  # seconds of decoding that no stage accounts for
     spent: list[list[int]] = field(default_factory=list)  # a stage: [queue µs, compute µs, encode µs]
+    spent_on: int = 0  # tokens that took it
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))
 
     @property
     def id(self) -> int:
@@ -119,6 +134,7 @@ class Generation:
         self.attempts = 0
         self.fault = ""
         if self.first_token:
+            self.gaps.append(now - self.last_token)
             self.network += (
                 now - self.last_token - sum(hop.queue + hop.compute + hop.encode for hop in token.times) / 1e6
             )
@@ -126,10 +142,45 @@ class Generation:
         self.first_token = self.first_token or now
         if len(self.spent) != len(self.session.route):
             self.spent = [[0, 0, 0] for _ in self.session.route]
+            self.spent_on = 0
+        self.spent_on += 1
         for spent, hop in zip(self.spent, token.times, strict=False):
             spent[0] += hop.queue
             spent[1] += hop.compute
             spent[2] += hop.encode
+
+    def info(self, now: float, page_tokens: int) -> SessionInfo:
+        """The session, for people."""
+        session, timings = self.session, self._timings()
+        hops = [
+            HopInfo(address.name, *(round(us / 1e3 / self.spent_on, 3) for us in spent))
+            for address, spent in zip(session.route, self.spent, strict=False)
+        ]
+        return SessionInfo(
+            session=session.id,
+            state=session.state,
+            prompt_tokens=session.prompt_tokens,
+            completion_tokens=session.completion_tokens,
+            epoch=session.epoch,
+            route=[address.name for address in session.route],
+            client=caller_name(self.delivery.client),
+            age_s=round(now - self.created, 3),
+            ttft_ms=timings.ttft_ms,
+            tokens_s=round(self._pace(now), 2),
+            gaps_ms=[round(gap * 1e3, 2) for gap in self.gaps],
+            hops=hops,
+            network_ms=round(timings.network_ms / max(1, session.completion_tokens - 1), 3),
+            kv_pages=-(-len(session.tokens) // page_tokens) if session.route else 0,
+            fault=self.fault,
+        )
+
+    def _pace(self, now: float) -> float:
+        """Tokens a second over the last gaps, and the one that lasts if it is longer than these."""
+        if not self.gaps or self.session.state is not State.DECODING:
+            return 0.0
+        seconds, count = sum(self.gaps), len(self.gaps)
+        late = now - self.last_token
+        return (count + 1) / (seconds + late) if late > seconds / count else count / max(seconds, 1e-6)
 
     def _timings(self) -> Timings:
         decoded = self.session.completion_tokens - 1

@@ -17,7 +17,8 @@ from zrt.runtime.admission import Admission
 from zrt.runtime.detokenise import Detokeniser
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Error, Generate, Resume, SessionInfo, StageShare
+from zrt.runtime.journal import Journal
+from zrt.runtime.messages.client import Error, Follow, Generate, Resume, SessionInfo, StageShare
 from zrt.runtime.messages.control import Address, Close, Filled, Sampled, SampledToken, StepFailed
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.page_keys import PageKeys
@@ -49,8 +50,11 @@ class Generations:
         page_tokens: int,
         lease_s: float,
         idle_s: float,
+        happened: Journal,
     ) -> None:
         self.dropped_stale = 0
+        self.tokens = 0
+        self.happened = happened
         self.closed = False
         """No new session is taken: the cluster is going down."""
         self._actor = actor
@@ -140,12 +144,24 @@ class Generations:
             self._renew(generation)
             self._tell(generation)
 
+    def follow(self, client: Bare, request: Follow) -> None:
+        """Let another client hear a session. ZrtError as `Follow` says."""
+        self._find(request.session).delivery.follow(client, request.id)
+
+    def unfollow(self, peer: bytes, request: str) -> None:
+        for generation in self._live.values():
+            generation.delivery.unfollow(peer, request)
+
     def cancel(self, session: int) -> None:
         """ZrtError unknown_session when it is not live (any more)."""
+        generation = self._find(session)
+        self._show(generation, generation.session.finish("cancelled"))
+
+    def _find(self, session: int) -> Generation:
         generation = self._live.get(session)
         if generation is None:
             raise ZrtError("unknown_session", f"no session {session:016x} is running")
-        self._show(generation, generation.session.finish("cancelled"))
+        return generation
 
     def cancel_of(self, client: Bare, request: str) -> None:
         """All that is live of the client's own request with this id."""
@@ -196,16 +212,9 @@ class Generations:
         generation.progress(self._admission.place(generation.id))
 
     def infos(self) -> Iterator[SessionInfo]:
+        now = time.monotonic()
         for generation in self._live.values():
-            session = generation.session
-            yield SessionInfo(
-                session.id,
-                session.state,
-                session.prompt_tokens,
-                session.completion_tokens,
-                session.epoch,
-                [address.name for address in session.route],
-            )
+            yield generation.info(now, self._page_tokens)
 
     def _new_id(self) -> int:
         while (number := secrets.randbits(63)) in self._live or number == 0:
@@ -235,6 +244,7 @@ class Generations:
         generation.session.epoch += 1
         generation.session.move(State.PREEMPTED)
         generation.fault = f"{stage} ran out of KV pages"
+        self.happened.add("preemption", f"{youngest:016x}", generation.fault)
         self._admission.preempt(youngest)
         self._making_room = True
         self._actor.spawn(self._vacate(generation), f"preempt {youngest:016x}")
@@ -310,10 +320,12 @@ class Generations:
 
     def peer_lost(self, address: Address) -> None:
         """Sessions that ran through this process take another route."""
-        for generation in list(self._live.values()):
-            if address in generation.session.route and generation.session.state is not State.PREEMPTED:
-                generation.fault = f"{address.name} is gone"
-                self._routing.begin(generation)
+        moved = [one for one in self.through(address) if one.session.state is not State.PREEMPTED]
+        if moved:
+            self.happened.add("reroute", address.name, f"{len(moved)} sessions take another route")
+        for generation in moved:
+            generation.fault = f"{address.name} is gone"
+            self._routing.begin(generation)
 
     # ---- what the stages say ------------------------------------------------------------------------------------
 
@@ -328,6 +340,7 @@ class Generations:
     def _take(self, generation: Generation, sampled: SampledToken, now: float) -> None:
         session = generation.session
         generation.sampled(sampled, now)
+        self.tokens += 1
         if session.state is not State.DECODING:
             session.move(State.DECODING)
         try:
@@ -394,6 +407,7 @@ class Generations:
         """Tell the client, and end all answers to its request."""
         if generation.id not in self._live:
             return
+        self.happened.add("error", f"{generation.id:016x}", error.message, error.kind)
         answers = self._answers(generation.delivery.client.peer, generation.delivery.request)
         generation.error(error.kind, error.message, error.where)
         said = Error(id=generation.delivery.request, kind=error.kind, message=error.message, where=error.where)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from zrt.runtime.pace import LEAST, LEAST_ON_GPU, Crowd, Pace
 from zrt.runtime.turns import TurnQueue, Waiting
 
 log = logging.getLogger(__name__)
+
+RECENT = 256  # turns whose times are kept
+RECENT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class TurnLoop:
         self._threads = threads
         self._wake = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
 
     @property
     def engine(self) -> Engine | None:
@@ -106,6 +111,10 @@ class TurnLoop:
         if self.engine is not None:
             stats = self.engine.stats()
             load.kv = KvStats(stats.free, stats.cached, stats.used, stats.total, stats.page_tokens)
+        since = time.monotonic() - RECENT_S
+        spent = sorted(us for started, us in self._recent if started >= since)
+        load.turn_p50_us = spent[len(spent) // 2] if spent else 0
+        load.turn_p95_us = spent[len(spent) * 95 // 100] if spent else 0
         return load
 
     async def run(self) -> None:
@@ -149,4 +158,5 @@ class TurnLoop:
         self.tally.steps += len(steps)
         self.tally.tokens += prompts + decodes
         self.tally.busy_us += turn.spent_us
+        self._recent.append((started, turn.spent_us))
         await self._deliver(turn)

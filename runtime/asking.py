@@ -1,4 +1,4 @@
-"""The commands that talk to a running cluster: ask once, chat, status, cancel, drain, undrain, down."""
+"""The commands that talk to a running cluster: ask once, chat, cancel, drain, undrain, down."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import Foreground, interruptible, say
 from zrt.runtime.messages.client import Drained, Finished, Piece, Progress
 from zrt.runtime.messages.sampling import TokenLogprobs
-from zrt.runtime.show import Notice, cluster_table, figures
+from zrt.runtime.show import Notice, figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +213,6 @@ async def _reply(client: Client, messages: list[dict[str, str]], sampling: dict[
     if len(messages) == 1:
         _say_notes(stream)
     return got[0].text
-
-
-async def status(endpoint: str | None, *, json: bool) -> int:
-    """Print the cluster once."""
-    async with Client(endpoint) as client:
-        cluster = await client.status()
-    if json:
-        print(msgspec.json.encode(cluster).decode(), flush=True)
-    else:
-        cluster_table(cluster)
-    return 0
 
 
 async def cancel(endpoint: str | None, session: int) -> int:

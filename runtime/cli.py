@@ -91,8 +91,12 @@ def parser() -> argparse.ArgumentParser:
     _connect_words(chat)
 
     status = _command(commands, "status", _status, "show the cluster's processes and sessions")
-    status.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    status.add_argument("--json", action="store_true", help="one JSON object on stdout; with --watch, one a line")
+    status.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
     _connect_words(status)
+
+    monitor = _command(commands, "top", _top, "watch the cluster in the terminal, and act on it", _TOP)
+    _connect_words(monitor)
 
     cancel = _command(commands, "cancel", _cancel, "end a session")
     cancel.add_argument("session", type=words.session, metavar="SESSION", help="its id, as `zrt status` shows it")
@@ -149,6 +153,8 @@ may finish; what still runs when the time is up is parked, and goes on when a re
 keeps its weights."""
 _DOWN = """Bring the cluster down, and return when it is gone. No session is taken any more; those that are there may finish until the time
 is up. A second `zrt down` does not wait for them."""
+_TOP = """Watch the cluster in the terminal: processes, sessions, drains, events and throughput, live; cancel, drain, restart and chat by keys.
+`?` lists them. It reconnects by itself when the coordinator is lost."""
 _PLAN = """Show which stage of a cluster file gets which blocks, and what memory that takes of what there is. Nothing is started; of the
 model, no weights are needed. Exit status 1 when memory is short."""
 _CHECK = """Say what a model is, and list all that keeps it from being run: from its config, its tokenizer and the headers of its weights.
@@ -396,9 +402,20 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from zrt.runtime import asking
+    from zrt.tui.status import status
 
-    return _run(lambda: asking.status(arguments.connect, json=arguments.json))
+    return _run(lambda: status(arguments.connect, json=arguments.json, watch=arguments.watch))
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from zrt.runtime.client import find_endpoint
+
+    endpoint = find_endpoint(arguments.connect)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ZrtError("bad_config", "`zrt top` needs a terminal; `zrt status --watch --json` is for scripts")
+    from zrt.tui.app import run
+
+    return run(endpoint)
 
 
 def _cancel(arguments: argparse.Namespace) -> int:

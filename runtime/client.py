@@ -30,10 +30,12 @@ from zrt.runtime.messages.client import (
     Drained,
     Error,
     Finished,
+    Follow,
     Generate,
     Ok,
     Piece,
     Progress,
+    Restart,
     Resume,
     Status,
     Subscribe,
@@ -53,6 +55,8 @@ LATE_S: Final = 5.0
 """How much longer than its lease a session is worth a connection: whoever comes too late should hear just that."""
 DRAIN_S: Final = 30.0
 """How long sessions may go on at a block server that is being drained."""
+FOLLOW_S: Final = 60.0
+"""How long a session that is followed may say nothing."""
 LEAVE_S: Final = 5.0
 """How long sessions may go on in a cluster that goes down."""
 DOWN_S: Final = 20.0
@@ -207,9 +211,9 @@ class Client:
             raise ZrtError("internal", f"status was answered by {type(event).__name__}")
         return event
 
-    async def watch(self) -> AsyncGenerator[Cluster]:
-        """The cluster now and after every change, until the iteration is left; also through a connection that breaks."""
-        request = Subscribe(id=self._next_id())
+    async def watch(self, every: float = 1.0) -> AsyncGenerator[Cluster]:
+        """The cluster now, after every change and every so many seconds, until the iteration is left; also through a connection that breaks."""
+        request = Subscribe(id=self._next_id(), every_ms=round(every * 1000))
         await self._there()
         with _Events(self, request.id, again=lambda: [request]) as events:
             self._send(request)
@@ -221,6 +225,28 @@ class Client:
             finally:
                 with suppress(ZrtError):  # without a connection there is no subscription either
                     self._send(Unsubscribe(id=request.id))
+
+    async def follow(self, session: int) -> AsyncGenerator[Piece | Progress | Finished]:
+        """What a session says, whoever started it: a piece with all it has so far, then all that comes. ZrtError unknown_session; its own error."""
+        request = Follow(id=self._next_id(), session=session)
+        await self._there()
+        with _Events(self, request.id) as events:
+            events.patience = FOLLOW_S
+            self._send(request)
+            try:
+                while True:
+                    event = await events.next()
+                    if isinstance(event, Piece | Progress | Finished):
+                        yield event
+                    if isinstance(event, Finished):
+                        return
+            finally:
+                with suppress(ZrtError):
+                    self._send(Unsubscribe(id=request.id))
+
+    async def restart(self, name: str) -> None:
+        """Have `zrt up` kill a block server and start it again. ZrtError as Restart in messages/client.py says."""
+        await self._ask(Restart(id=self._next_id(), name=name))
 
     async def cancel(self, session: int) -> None:
         """End a session, whoever started it. ZrtError unknown_session."""

@@ -33,6 +33,7 @@ class Entry:
     load: Load = field(default_factory=Load)
     rss_bytes: int = 0
     busy_share: float = 0.0
+    tokens_s: float = 0.0
     beaten: bool = False
 
     @property
@@ -79,5 +80,8 @@ class Entry:
             silent_ms=int((now - self.last_beat) * 1000),
             kv=load.kv if seat else None,
             group=load.group if seat else None,
+            tokens_s=round(self.tokens_s, 1),
+            turn_p50_ms=load.turn_p50_us / 1e3,
+            turn_p95_ms=load.turn_p95_us / 1e3,
             fault=f"{fault.kind}: {fault.message}" if fault else "",
         )

@@ -126,6 +126,7 @@ class Roster:
             seconds = now - entry.last_beat
             if seconds > 0:
                 entry.busy_share = min(1.0, (message.load.busy_us - entry.load.busy_us) / 1e6 / seconds)
+                entry.tokens_s = max(0, message.load.tokens - entry.load.tokens) / seconds
             entry.load = message.load
         entry.last_beat = now
         entry.beaten = True
@@ -182,7 +183,7 @@ class Roster:
 
     def drain(self, name: str) -> Entry:
         """Offer this replica to no new session. ZrtError as the client message Drain."""
-        entry = self._block_server(name)
+        entry = self.block_server(name)
         if entry.state in ("draining", "drained"):
             raise ZrtError("draining", f"{name} is {entry.state}: `zrt undrain {name}` lets it serve again")
         if entry.state in ("starting", "loading"):
@@ -194,13 +195,14 @@ class Roster:
 
     def undrain(self, name: str) -> Entry:
         """Offer it again. ZrtError as the client message Undrain."""
-        entry = self._block_server(name)
+        entry = self.block_server(name)
         if entry.state not in ("draining", "drained"):
             raise ZrtError("bad_request", f"{name} is {entry.state}, not drained")
         entry.state = "ready"
         return entry
 
-    def _block_server(self, name: str) -> Entry:
+    def block_server(self, name: str) -> Entry:
+        """ZrtError bad_request: there is none of this name."""
         entry = self._entries.get(name)
         if entry is None or entry.kind != "block_server":
             names = ", ".join(sorted(entry.address.name for entry in self.of_kind("block_server"))) or "none"

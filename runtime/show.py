@@ -1,21 +1,17 @@
-"""What a person sees on a terminal: bars while things load, the cluster as a table, a session's figures as a line."""
+"""What a person sees on a terminal: bars while things load, a session's figures as a line."""
 
 import sys
 from contextlib import suppress
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from zrt.runtime.foreground import say
-from zrt.runtime.messages.client import ActorInfo, Cluster, Finished
+from zrt.runtime.messages.client import Finished
 from zrt.runtime.messages.client import Progress as Phase
-
-WIDE: Final = 1000
-"""Columns of a table that goes to a file or a pipe: nothing is cut."""
 
 
 class Bars:
@@ -99,61 +95,6 @@ class Notice:
 
 def _reason(progress: Phase) -> str:
     return f" ({progress.message})" if progress.message else ""
-
-
-def cluster_table(cluster: Cluster) -> None:
-    """Print the cluster's processes and sessions on stdout."""
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
-    state = "ready" if cluster.ready else "not ready"
-    console.print(
-        f"{cluster.name}: {cluster.model}, {cluster.num_blocks} blocks, context {cluster.context}, {state}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-    if cluster.fault:
-        console.print(cluster.fault, style="red", highlight=False, markup=False, soft_wrap=True)
-    table = Table(
-        "actor", "state", "blocks", "device", "KV pages", "sessions", "steps", "busy", "memory", "restarts", "process"
-    )
-    for actor in cluster.actors:
-        table.add_row(*_actor_row(actor))
-    console.print(table)
-    if not cluster.sessions:
-        return
-    table = Table("session", "state", "prompt", "generated", "epoch", "route")
-    for session in cluster.sessions:
-        route = " → ".join(session.route)
-        table.add_row(
-            f"{session.session:016x}",
-            session.state,
-            str(session.prompt_tokens),
-            str(session.completion_tokens),
-            str(session.epoch),
-            route,
-        )
-    console.print(table)
-
-
-def _actor_row(actor: ActorInfo) -> list[str]:
-    state = str(actor.state)
-    if actor.state == "loading" and actor.total_bytes:
-        state = f"loading {actor.done_bytes / actor.total_bytes:.0%}"
-    kv = f"{actor.kv.used}/{actor.kv.total}" if actor.kv is not None else ""
-    server = actor.kind == "block_server"
-    return [
-        actor.name,
-        escape(f"{state}: {actor.fault}" if actor.fault else state),
-        actor.blocks,
-        actor.device,
-        kv,
-        str(actor.sessions) if server else "",
-        str(actor.steps) if server else "",
-        f"{actor.busy_share:.0%}" if server else "",
-        f"{actor.rss_bytes / 2**20:.0f} MiB" if actor.rss_bytes else "",
-        str(actor.restarts) if actor.restarts else "",
-        f"{actor.host}:{actor.pid}" if actor.pid else "",
-    ]
 
 
 def figures(finished: Finished) -> str:

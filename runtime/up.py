@@ -261,7 +261,9 @@ class Parent:
         message = envelope.body
         assert isinstance(message, Kill)
         child = self._supervisor.children.get(message.name)
-        if child is not None and child.incarnation == message.incarnation:
+        if child is None:
+            raise ZrtError("bad_request", f"{message.name} was not started by this `zrt up`", "up")
+        if child.incarnation == message.incarnation:
             child.kill()
         return Done()
 

@@ -2,7 +2,7 @@
 
 | from | to | messages | where |
 | --- | --- | --- | --- |
-| client | coordinator | Generate Resume Cancel Status Subscribe Unsubscribe Drain Undrain Down | client.py |
+| client | coordinator | Generate Resume Cancel Status Subscribe Follow Unsubscribe Drain Undrain Restart Down | client.py |
 | coordinator | client | Ok Error Accepted Progress Piece Finished Cluster Drained | client.py |
 | any process | coordinator | Register Beat | control.py |
 | `zrt up` | coordinator | ChildDied | control.py |

@@ -132,7 +132,18 @@ class Status(Request):
 
 
 class Subscribe(Request):
-    """Ask for a `cluster` event now and after every change (at most ten a second), until `unsubscribe` or the client is gone."""
+    """Ask for a `cluster` event now, after every change (at most ten a second), and every `every_ms` whatever changes, until `unsubscribe` or
+    the client is gone. Counts of tokens are no change. `happened` holds what is new since the last event of this subscription alone."""
+
+    every_ms: Annotated[int, Meta(ge=100, le=10_000)] = 1000
+
+
+class Follow(Request):
+    """Hear a session, whoever started it: a `piece` with all it has so far, then its `progress` and `piece` as they come, at last `finished`
+    or an error of its own; `unsubscribe` ends this before. Errors: unknown_session, overloaded (others follow it: 16 at most).
+    """
+
+    session: U64
 
 
 class Unsubscribe(Request):
@@ -159,6 +170,13 @@ class Undrain(Request):
     name: str
 
 
+class Restart(Request):
+    """Have `zrt up` kill a block server and start it again; its sessions take another route, or wait. Answered by `ok` when it was killed.
+    Errors: bad_request (no block server has this name, or `zrt up` did not start it), unsupported (there is no `zrt up`)."""
+
+    name: str
+
+
 class Down(Request):
     """Bring the cluster down; answered by `ok` before it goes. From now on no session is taken (`draining`); those that are there may finish
     for `timeout_ms`. A second one does not wait."""
@@ -166,7 +184,9 @@ class Down(Request):
     timeout_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 5_000
 
 
-ClientRequest = Generate | Resume | Cancel | Status | Subscribe | Unsubscribe | Drain | Undrain | Down
+ClientRequest = (
+    Generate | Resume | Cancel | Status | Subscribe | Follow | Unsubscribe | Drain | Undrain | Restart | Down
+)
 
 
 # ---- events ---------------------------------------------------------------------------------------------------------
@@ -290,10 +310,26 @@ class ActorInfo(Struct):
     stale: int = 0
     group: GroupLoad | None = None
     """Its tensor-parallel ranks."""
+    tokens_s: float = 0.0
+    """Tokens it ran, prompts included, a second between its last two beats."""
+    turn_p50_ms: float = 0.0
+    turn_p95_ms: float = 0.0
+
+
+class HopInfo(Struct):
+    """What one stage spent on a token of a session, the mean over its route: waiting in its queue, computing, encoding."""
+
+    name: str
+    queue_ms: float
+    compute_ms: float
+    encode_ms: float
 
 
 class SessionInfo(Struct):
-    """One live session."""
+    """One live session. `client` is its connection, `age_s` how long ago it was asked for, `ttft_ms` 0 before its first token, `tokens_s` the
+    pace of its last tokens, `gaps_ms` the times between these, the latest last. `network_ms` is what of a token's
+    time no stage accounts for.
+    """
 
     session: int
     state: str
@@ -301,11 +337,47 @@ class SessionInfo(Struct):
     completion_tokens: int
     epoch: int
     route: list[str] = []
+    client: str = ""
+    age_s: float = 0.0
+    ttft_ms: float = 0.0
+    tokens_s: float = 0.0
+    gaps_ms: list[float] = []
+    hops: list[HopInfo] = []
+    network_ms: float = 0.0
+    kv_pages: int = 0
+    fault: str = ""
+
+
+class Happened(Struct):
+    """Something that a person may want to know of later. `at` is Unix time in seconds, of the coordinator's clock; `serial` counts from 1.
+    `error` is one of errors.KINDS where there is one, `where` an actor or a session."""
+
+    serial: int
+    at: float
+    kind: Literal["state", "death", "reroute", "rebuild", "preemption", "drain", "refusal", "error"]
+    where: str
+    text: str
+    error: str = ""
+
+
+class DrainInfo(Struct):
+    """A drain that runs, or ran: who asked, how long it has taken of the time given, and what became of the sessions (as in `Drained`)."""
+
+    name: str
+    state: Literal["draining", "drained", "failed"]
+    asker: str
+    timeout_ms: int
+    spent_ms: int
+    left: int = 0
+    moved: int = 0
+    finished: int = 0
+    parked: int = 0
 
 
 class Cluster(Event):
     """The whole cluster at one moment. `ready` is true when every stage has a ready replica; `stale` counts what the coordinator itself
-    dropped since it came too late."""
+    dropped since it came too late. `tokens` were generated, and `errors` told to clients by kind, in the `up_ms` since it began. `drains` are
+    the last ones, `happened` the last things that did (a few hundred)."""
 
     name: str
     model: str
@@ -316,6 +388,11 @@ class Cluster(Event):
     actors: list[ActorInfo] = []
     sessions: list[SessionInfo] = []
     stale: int = 0
+    up_ms: int = 0
+    tokens: int = 0
+    errors: dict[str, int] = {}
+    drains: list[DrainInfo] = []
+    happened: list[Happened] = []
 
 
 class Drained(Event):

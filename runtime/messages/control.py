@@ -158,6 +158,9 @@ class Load(Struct):
     kv: KvStats = KvStats()
     stale: U64 = 0
     group: GroupLoad | None = None
+    turn_p50_us: U64 = 0
+    turn_p95_us: U64 = 0
+    """Of the turns since about a minute ago, the last few hundred at most."""
 
 
 class Beat(Control):
@@ -316,7 +319,8 @@ class Close(Control):
 
 
 class Kill(Control):
-    """SIGKILL this process: it has been silent too long. A wrong incarnation is ignored."""
+    """SIGKILL this process: it has been silent too long, or is to start again. A wrong incarnation is ignored; the name of a process that
+    `zrt up` did not start is a bad_request."""
 
     name: str
     incarnation: U64

@@ -1,0 +1,324 @@
+"""`zrt top`: the cluster in a terminal, live. Views are tables of one feed; keys act on the row under the cursor."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import Screen
+from textual.widgets import ContentSwitcher, Footer, Input, Static
+
+from zrt.runtime.client import Client
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.client import Cluster, SessionInfo
+from zrt.tui import rows
+from zrt.tui.feed import Feed
+from zrt.tui.lines import Lines
+from zrt.tui.plot import plot
+from zrt.tui.rows import Node
+from zrt.tui.screens import Chat, Confirm, Detail, Help
+from zrt.tui.state import State
+
+DRAW_S = 0.25
+DRAIN_S = 30.0
+VIEWS = ("cluster", "sessions", "drains", "events", "throughput")
+
+HELP = """1-5 or tab: cluster, sessions, drains, events, throughput
+up, down, page up, page down, home, end: move; left, right: more columns
+enter: a session's text, route and times
+c: cancel the session    d: drain, u: undrain, r: restart the block server
+t: chat    /: filter sessions and events    s: another order of sessions
+space: hold the display    y: copy the row    x: export as SVG    X: as JSON
+l: light or dark    ctrl+p: all commands    ?: this    q: quit"""
+
+
+class Top(App[None]):
+    """The monitor of the cluster at `endpoint`; exports go to `folder`."""
+
+    TITLE = "zrt top"
+    CSS = """
+    #title { height: 1; background: $panel; }
+    #banner { height: 1; background: $error; color: $text; display: none; }
+    #filter { display: none; }
+    ContentSwitcher { height: 1fr; }
+    #plots { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(str(place + 1), f"view('{name}')", name, show=False) for place, name in enumerate(VIEWS)),
+        Binding("tab", "next_view", "view", priority=True),
+        Binding("c", "cancel", "cancel"),
+        Binding("d", "drain", "drain"),
+        Binding("u", "undrain", "undrain"),
+        Binding("r", "restart", "restart"),
+        Binding("t", "chat", "chat"),
+        Binding("slash", "filter", "filter"),
+        Binding("s", "sort", "sort"),
+        Binding("space", "pause", "pause"),
+        Binding("y", "copy", "copy", show=False),
+        Binding("x", "export_svg", "export", show=False),
+        Binding("X", "export_json", "export JSON", show=False),
+        Binding("l", "light", "light/dark", show=False),
+        Binding("question_mark", "help", "help"),
+        Binding("q", "quit", "quit"),
+    ]
+
+    def __init__(self, endpoint: str, folder: Path) -> None:
+        super().__init__()
+        self.state = State()
+        self.feed = Feed(endpoint, self._take)
+        self.paused = False
+        self._folder = folder
+        self._view = VIEWS[0]
+        self._order = "age"
+        self._wanted = ""
+        self._dirty = True
+        self._top = ""
+        self._title = Static("", id="title", markup=False)
+        self._banner = Static("", id="banner", markup=False)
+        self._plots = Static("", id="plots", markup=False)
+        self._filter = Input(placeholder="filter; escape clears it", id="filter")
+        self._tables = {
+            "cluster": Lines(rows.TREE, id="cluster"),
+            "sessions": Lines(rows.SESSIONS, id="sessions"),
+            "actors": Lines(rows.DRAINS, id="actors"),
+            "replies": Lines(rows.REPLIES, id="replies"),
+            "events": Lines(rows.EVENTS, id="events"),
+        }
+
+    def compose(self) -> ComposeResult:
+        yield self._title
+        yield self._banner
+        with ContentSwitcher(initial=VIEWS[0]):
+            yield self._tables["cluster"]
+            yield self._tables["sessions"]
+            with Vertical(id="drains"):
+                yield self._tables["actors"]
+                yield self._tables["replies"]
+            yield self._tables["events"]
+            with Vertical(id="throughput"):
+                yield self._plots
+        yield self._filter
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._tables["cluster"].focus()
+        self.run_worker(self.feed.run(), exit_on_error=False)
+        self.set_interval(DRAW_S, self._tick)
+
+    # ---- drawing ------------------------------------------------------------------------------------------------
+
+    def _take(self, cluster: Cluster) -> None:
+        self.state.take(cluster, time.time())
+        self._dirty = True
+
+    def _tick(self) -> None:
+        self.feed.look()
+        banner = self._banner
+        if banner.display != bool(self.feed.trouble):
+            banner.display = bool(self.feed.trouble)
+            banner.update(f" {self.feed.trouble}; trying again")
+        if self._dirty and not self.paused:
+            self._dirty = False
+            self._draw()
+
+    def _draw(self) -> None:
+        cluster = self.state.cluster
+        self._draw_title(cluster)
+        if cluster is None:
+            return
+        match self._view:
+            case "cluster":
+                self._tables["cluster"].show(rows.nodes(cluster))
+            case "sessions":
+                chosen = rows.sessions(cluster.sessions, self._order, self._wanted)
+                self._tables["sessions"].show(chosen)
+            case "drains":
+                self._tables["actors"].show(cluster.drains[::-1])
+                self._tables["replies"].show(list(self.state.replies)[::-1])
+            case "events":
+                self._tables["events"].show(rows.events(self.state.happened, self._wanted))
+            case _:
+                self._draw_plots()
+
+    def _draw_title(self, cluster: Cluster | None) -> None:
+        marks = " ".join(f"[{name}]" if name == self._view else name for name in VIEWS)
+        told = ""
+        if cluster is not None:
+            told = f" {'ready' if cluster.ready else 'not ready'}, {len(cluster.sessions)} sessions"
+        notes = [text for text in (self.paused and "paused", self._wanted and f"/{self._wanted}") if text]
+        if self._view == "sessions":
+            notes.append(f"by {self._order}")
+        top = f"{marks} {told} {' '.join(notes)}"
+        if top != self._top:
+            self._top = top
+            self._title.update(top)
+
+    def _draw_plots(self) -> None:
+        plots = self._plots
+        width, height = max(10, plots.size.width), max(6, plots.size.height)
+        pace = list(self.state.pace)
+        lines = plot("tokens/s", [one for one, _ in pace], width, height * 2 // 3)
+        lines += plot("sessions", [float(count) for _, count in pace], width, height - height * 2 // 3)
+        plots.update("\n".join(lines))
+
+    # ---- views --------------------------------------------------------------------------------------------------
+
+    def action_view(self, name: str) -> None:
+        self._view = name
+        self.query_one(ContentSwitcher).current = name
+        focus = {"drains": "actors", "throughput": None}.get(name, name)
+        if focus is not None:
+            self._tables[focus].focus()
+        self._draw()
+
+    def action_next_view(self) -> None:
+        if len(self.screen_stack) > 1:
+            self.screen.focus_next()
+        else:
+            self.action_view(VIEWS[(VIEWS.index(self._view) + 1) % len(VIEWS)])
+
+    def action_sort(self) -> None:
+        orders = list(rows.ORDERS)
+        self._order = orders[(orders.index(self._order) + 1) % len(orders)]
+        self._draw()
+
+    def action_filter(self) -> None:
+        self._filter.display = True
+        self._filter.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if event.input.id == "filter":
+            self._wanted = event.value.lower()
+            self._draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if event.input.id == "filter":
+            self._leave_filter()
+
+    def key_escape(self) -> None:
+        self._filter.value = ""
+        self._leave_filter()
+
+    def _leave_filter(self) -> None:
+        self._filter.display = False
+        self.action_view(self._view)
+
+    def action_pause(self) -> None:
+        self.paused = not self.paused
+        self._draw()
+
+    def action_light(self) -> None:
+        self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
+
+    def action_help(self) -> None:
+        self.push_screen(Help(HELP))
+
+    def action_chat(self) -> None:
+        self.push_screen(Chat(self.feed))
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        item = event.lines.item
+        if isinstance(item, SessionInfo):
+            self.push_screen(Detail(self.feed, self.state, item.session))
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        yield from super().get_system_commands(screen)
+        for binding in self.BINDINGS:
+            if isinstance(binding, Binding) and not binding.action.startswith(("next_view", "quit")):
+                action = binding.action
+                yield SystemCommand(f"zrt: {binding.description}", f"key {binding.key}", self._runner(action))
+
+    def _runner(self, action: str) -> Callable[[], Awaitable[bool]]:
+        return lambda: self.run_action(action)
+
+    # ---- what is done to the cluster ----------------------------------------------------------------------------
+
+    def _item(self) -> object:
+        focused = self.focused
+        return focused.item if isinstance(focused, Lines) else None
+
+    def _server(self) -> str | None:
+        """The block server under the cursor."""
+        item = self._item()
+        actor = item.actor if isinstance(item, Node) else None
+        if actor is None or actor.kind != "block_server":
+            self.notify("put the cursor on a block server of the cluster", severity="warning")
+            return None
+        return actor.name
+
+    def _do(self, told: str, work: Callable[[Client], Awaitable[object]]) -> None:
+        async def done() -> None:
+            try:
+                await work(self.feed.client)
+            except ZrtError as error:
+                self.notify(str(error), title=told, severity="error", markup=False)
+            else:
+                self.notify(told, markup=False)
+
+        self.run_worker(done(), exit_on_error=False)
+
+    def _confirm(
+        self, question: str, told: str, work: Callable[[Client, float], Awaitable[object]], seconds: float | None = None
+    ) -> None:
+        def answered(given: float | None) -> None:
+            if given is not None:
+                self._do(told, lambda client: work(client, given))
+
+        self.push_screen(Confirm(question, seconds), answered)
+
+    def action_cancel(self) -> None:
+        item = self._item()
+        if not isinstance(item, SessionInfo):
+            self.notify("put the cursor on a session", severity="warning")
+            return
+        name, session = f"session {item.session:016x}", item.session
+        self._confirm(f"Cancel {name}?", f"{name} is cancelled", lambda client, _: client.cancel(session))
+
+    def action_drain(self) -> None:
+        if name := self._server():
+            self._confirm(f"Drain {name}?", f"{name} is drained", lambda client, s: client.drain(name, s), DRAIN_S)
+
+    def action_undrain(self) -> None:
+        if name := self._server():
+            self._confirm(f"Let {name} serve again?", f"{name} serves again", lambda client, _: client.undrain(name))
+
+    def action_restart(self) -> None:
+        if name := self._server():
+            self._confirm(
+                f"Kill {name} and start it again?", f"{name} starts again", lambda client, _: client.restart(name)
+            )
+
+    # ---- out of here --------------------------------------------------------------------------------------------
+
+    def action_copy(self) -> None:
+        focused = self.focused
+        row = focused.row if isinstance(focused, Lines) else None
+        if row is not None:
+            self.copy_to_clipboard(row.text.rstrip())
+            self.notify("copied")
+
+    def action_export_svg(self) -> None:
+        self._write("svg", lambda: self.export_screenshot(title="zrt top").encode())
+
+    def action_export_json(self) -> None:
+        self._write("json", lambda: msgspec.json.encode(self.state.cluster))
+
+    def _write(self, ending: str, content: Callable[[], bytes]) -> None:
+        path = self._folder / f"zrt-top-{time.strftime('%Y%m%d-%H%M%S')}.{ending}"
+        try:
+            path.write_bytes(content())
+        except OSError as error:
+            self.notify(str(error), severity="error", markup=False)
+        else:
+            self.notify(f"written: {path}", markup=False)
+
+
+def run(endpoint: str) -> int:
+    """Until it is left; the exit status."""
+    top = Top(endpoint, Path.cwd())
+    top.run()
+    return top.return_code or 0
