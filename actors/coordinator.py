@@ -268,7 +268,8 @@ class Coordinator(Actor):
         assert isinstance(message, ChildDied)
         if self.roster.known(self._sender(envelope)).kind != "supervisor":
             raise ZrtError("unauthorized", f"{envelope.header.sender} is nobody's parent", self.name)
-        self._gone(message.name, message.incarnation)
+        if message.incarnation:  # else it was never ready, so whoever has its name is another
+            self._gone(message.name, message.incarnation)
         if message.restarting:
             self.roster.restarted(message.name)
         else:
