@@ -4,7 +4,6 @@ Each cell prints one JSON line: who was killed, when, which way there was, what 
 """
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from clusters import cluster_file
+from results import tell
 from running import Running, running
 
 from zrt.runtime.capacity import block_server_bytes
@@ -238,8 +238,9 @@ async def test_a_stage_is_killed(
                     await task
                 seen = heard
         assert heard.ids == await answer(undisturbed, **request)
-    line = {"fault": f"SIGKILL of {stage}", "phase": phase, "way": way, "client": [*seen.phases, seen.reason]}
-    print(json.dumps(line | {"recovery_s": round(seen.recovered, 2)}))
+    tell(
+        fault=f"SIGKILL of {stage}", phase=phase, way=way, client=[*seen.phases, seen.reason], recovery_s=seen.recovered
+    )
     assert seen.recovered > 0
 
 
@@ -342,13 +343,18 @@ async def test_kills_under_load_lose_nothing(kills: int, tiny: Path, undisturbed
             )
         pools = [one.kv for one in servers(seen) if one.kv is not None and one.state == "ready"]
         after = held(stay)
-        print(json.dumps({
-            "kills": len(killed), "sessions": load.answers, "failed": 0, "lost": 0, "duplicated": 0,
-            "leaked_pages": sum(pool.total - pool.free - pool.cached for pool in pools),
-            "recovery_s": {"median": round(sorted(recoveries)[kills // 2], 2), "worst": round(max(recoveries), 2)},
-            "rss_growth_bytes": [now[0] - then[0] for now, then in zip(after, warm, strict=True)],
-            "descriptor_growth": [now[1] - then[1] for now, then in zip(after, warm, strict=True)],
-        }))  # fmt: skip
+        tell(
+            kills=len(killed),
+            sessions=load.answers,
+            failed=0,
+            lost=0,
+            duplicated=0,
+            leaked_pages=sum(pool.total - pool.free - pool.cached for pool in pools),
+            recovery_s_median=sorted(recoveries)[kills // 2],
+            recovery_s_worst=max(recoveries),
+            rss_growth_bytes=[now[0] - then[0] for now, then in zip(after, warm, strict=True)],
+            descriptor_growth=[now[1] - then[1] for now, then in zip(after, warm, strict=True)],
+        )
         assert len(pools) >= 4
         assert all(pool.free + pool.cached + pool.used == pool.total and pool.used == 0 for pool in pools)
         assert stay[1].is_running()
