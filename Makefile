@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+RESULTS := $(CURDIR)/chaos.jsonl
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: demo test gpu-test lint chaos bench dev clean
@@ -26,7 +27,9 @@ lint: .venv/test dev
 
 ## the full fault matrices (long)
 chaos: .venv/test
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "chaos or matrix"
+	@rm -f $(RESULTS)
+	@echo "results, one JSON object a line: $(RESULTS)"
+	ZRT_RESULTS=$(RESULTS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "chaos or matrix"
 
 ## the published figures, one JSON object each
 bench: .venv/test

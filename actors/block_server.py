@@ -124,6 +124,8 @@ class BlockServer(Member):
     def _on_registered(self, again: bool) -> None:
         if not again:  # another coordinator: what the last one opened is dead
             self.routed.forget_all()
+            if self.state == "draining":  # what it was to wait for is gone, and so is who asked
+                self.state = "drained"
         if self.assignment is not None:  # things may have changed since the registration was written
             self._set_state(self.state, self._fault)
 

@@ -287,7 +287,8 @@ class Coordinator(Actor):
         assert isinstance(message, ChildDied)
         if self.roster.known(self._sender(envelope)).kind != "supervisor":
             raise ZrtError("unauthorized", f"{envelope.header.sender} is nobody's parent", self.name)
-        self._gone(message.name, message.incarnation)
+        if message.incarnation:  # else it was never ready, so whoever has its name is another
+            self._gone(message.name, message.incarnation)
         again = "is started again" if message.restarting else "is not started again"
         self.happened.add("death", message.name, f"ended with status {message.exit}; it {again}")
         if message.restarting:

@@ -65,8 +65,8 @@ from zrt.runtime.tensors import to_bytes
 
 log = logging.getLogger(__name__)
 
-READY_S: Final = 60.0
-"""How long a rank may take until its sockets are bound."""
+READY_S: Final = 30.0
+"""How long a rank may take until its sockets are bound: to start and import, not to load."""
 PING_S: Final = 0.5
 SILENCE_S: Final = 3.0
 """How long a rank may leave a ping unanswered before it is taken for hung, beyond what our own loop is late."""

@@ -18,7 +18,7 @@ from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
 from zrt.runtime.complaints import Complaints
 from zrt.runtime.compute.engine import Engine, Outcome, Work
-from zrt.runtime.compute.sampling import Sampler
+from zrt.runtime.compute.sampling import Picked, Sampler
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.member import Member
 from zrt.runtime.messages.control import (
@@ -201,12 +201,12 @@ class RoutedSessions:
             if self._sessions.get(session.session) is not session:
                 self._loop.tally.dropped_stale += 1
                 continue
-            if outcome.fault is not None:
+            if outcome.failure is not None:
                 failed.append((session, step, outcome))
                 continue
             hop = HopTime(int((turn.started - step.arrived) * 1e6), turn.spent_us, self._encode_us)
             onward = session.onward(origin.step, step.seq_pos, step.n, hop)
-            if outcome.picked is not None:
+            if isinstance(outcome.picked, Picked):
                 token, logprobs = outcome.picked.token, outcome.picked.logprobs
                 said = SampledToken(session.session, session.epoch, session.length, token, onward.times, logprobs)
                 sampled.append(said)
@@ -264,7 +264,7 @@ class RoutedSessions:
     # ---- what the coordinator hears -----------------------------------------------------------------------------
 
     async def _step_failed(self, session: StageSession, step: Waiting, outcome: Outcome) -> None:
-        error = outcome.fault
+        error = outcome.failure
         assert error is not None
         if error.kind == "kv_full":
             self._loop.park(step)

@@ -167,7 +167,9 @@ class Roster:
         self._restarts[name] = self._restarts.get(name, 0) + 1
 
     def lost(self, name: str, why: str) -> None:
-        """A process that will not be started again."""
+        """A process that will not be started again; nothing if another has come in its name meanwhile."""
+        if name in self._entries:
+            return
         self._seating.awaited.discard(name)
         self._lost[name] = why
 

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 STOP_S: Final = 5.0
 """How long a process may take to end in good order."""
 TELL_S: Final = 3.0
-READY_S: Final = 60.0
-"""How long a process may take until its sockets are bound."""
+READY_S: Final = 30.0
+"""How long a process may take until its sockets are bound: to start and import, not to load."""
 COORDINATOR: Final = "coordinator"
 HUNG_S: Final = 4.0
 """A coordinator that answers nothing for so long, less what our own loop was late, is taken for hung: it is asked once a second."""
@@ -98,6 +98,7 @@ class Parent:
         self._supervisor = Supervisor(self._on_death, on_ready=self._on_ready, sink=self._on_line)
         self._coordinator_ready = 0.0
         self._unsaid = 0
+        self._given_up: dict[str, ChildDied] = {}
 
     # ---- the cluster's life -------------------------------------------------------------------------------------
 
@@ -136,6 +137,7 @@ class Parent:
         member.state = "ready"
         member.ended = self.ended
         member.obey(Kill, self._on_kill)
+        member.on_registered(self._on_registered)
         await member.start()
         member.every(WATCH_S, self._watch)
         return endpoint
@@ -239,9 +241,11 @@ class Parent:
         brief = msgspec.structs.replace(death, words="")  # its words were shown as they came
         if death.restarting:
             self._say(f"zrt: {brief}; it is started again")
+        report = ChildDied(death.name, death.incarnation, death.exit, death.restarting)
+        if not death.restarting:
+            self._given_up[death.name] = report
         if self._member is not None:
-            report = ChildDied(death.name, death.incarnation, death.exit, death.restarting)
-            self._member.spawn(self._tell_death(self._member, report), f"death of {death.name}")
+            self._report(self._member, report)
         if death.restarting:
             return
         final = _final(child, str(death), str(brief))
@@ -250,6 +254,15 @@ class Parent:
             self.ended.set()
         else:
             self._say(f"zrt: {final}; the cluster stays")
+
+    def _on_registered(self, again: bool) -> None:
+        """Whoever is the coordinator now may not have heard of those that are not started again: it would wait for them."""
+        for report in self._given_up.values():
+            assert self._member is not None
+            self._report(self._member, report)
+
+    def _report(self, member: Member, report: ChildDied) -> None:
+        member.spawn(self._tell_death(member, report), f"death of {report.name}")
 
     async def _tell_death(self, member: Member, report: ChildDied) -> None:
         try:

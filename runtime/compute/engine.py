@@ -52,13 +52,19 @@ class Work:
 class Outcome:
     """What became of one step. `have` is what the stage holds afterwards. With a `fault` nothing of it happened.
 
-    `first` is the step's first row in the turn's output, -1 if it has none.
+    `first` is the step's first row in the turn's output, -1 if it has none. `picked` is the token that was asked for, or why there is none
+    although the step ran.
     """
 
     have: int
     fault: ZrtError | None = None
     first: int = -1
-    picked: Picked | None = None
+    picked: Picked | ZrtError | None = None
+
+    @property
+    def failure(self) -> ZrtError | None:
+        """Why the session does not get on."""
+        return self.picked if isinstance(self.picked, ZrtError) else self.fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +248,7 @@ class Engine:
             row += rows
         return TurnResult(outcomes, output)
 
-    def _pick(self, ran: Sequence[Work], output: Tensor | None) -> list[Picked]:
+    def _pick(self, ran: Sequence[Work], output: Tensor | None) -> list[Picked | ZrtError]:
         if not self.shard.is_last or output is None:
             return []
         asking = [work for work in ran if work.sampler or work.logits]

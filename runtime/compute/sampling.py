@@ -113,29 +113,32 @@ class Sampler:
 @torch.inference_mode()
 def pick(
     logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int], best: Tensor | None = None
-) -> list[Picked]:
+) -> list[Picked | ZrtError]:
     """One token a row of logits float32 [rows, vocab]. `positions` are those of the tokens being chosen, counted from 0 in their sequence.
 
     `best`, if it is known, is float64 [2, rows]: the greatest logit of each row and its token.
 
-    `internal` when a row's greatest logit is not finite: the model overflowed.
+    A row whose greatest logit is not finite (the model overflowed) gets the error `internal` in place of a token; the others their tokens.
     """
     if best is None:
         best = torch.stack([part.double() for part in logits.max(dim=1)])
     tops, numbers = best.tolist()  # the one wait for a device
-    if not all(map(math.isfinite, tops)):
-        raise ZrtError("internal", "the model's logits are not finite; a wider dtype (float32, bfloat16) may help")
-    tokens = [int(number) for number in numbers]
+    finite = [math.isfinite(top) for top in tops]
+    tokens = [int(number) if fine else 0 for number, fine in zip(numbers, finite, strict=True)]
     for row, (sampler, position) in enumerate(zip(samplers, positions, strict=True)):
-        if sampler.adjusts or not sampler.greedy:
+        if finite[row] and (sampler.adjusts or not sampler.greedy):
             tokens[row] = sampler.pick(logits[row], position)
             sampler.took(tokens[row])
-    asking = [row for row, sampler in enumerate(samplers) if sampler.options.logprobs is not None]
+    asking = [row for row, sampler in enumerate(samplers) if finite[row] and sampler.options.logprobs is not None]
     said: dict[int, TokenLogprobs] = {}
     if asking:
         counts = [samplers[row].options.logprobs or 0 for row in asking]
         said = dict(zip(asking, logprobs(logits[asking], [tokens[row] for row in asking], counts), strict=True))
-    return [Picked(token, said.get(row)) for row, token in enumerate(tokens)]
+    return [Picked(token, said.get(row)) if finite[row] else _not_finite() for row, token in enumerate(tokens)]
+
+
+def _not_finite() -> ZrtError:
+    return ZrtError("internal", "the model's logits are not finite; a wider dtype (float32, bfloat16) may help")
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:

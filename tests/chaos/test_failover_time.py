@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from clusters import cluster_file
+from results import tell
 from running import Running, running
 
 from zrt.runtime.client import Client
@@ -54,7 +55,7 @@ def test_the_next_token_comes_soon_after_a_kill(demo_model: Path, tmp_path: Path
                             break
                 prompt = random.Random(stage).choices(range(100, 40000), k=HISTORY)
                 ids, seconds = await next_token(client, cluster, stage, prompt)
-                print(f"stage {stage}: {seconds:.2f} s")
+                tell(fault="SIGKILL", stage=stage, way="replica", history=HISTORY, model="demo", recovery_s=seconds)
                 assert 0 < seconds < FAILOVER_S
                 async with aclosing(
                     client.generate(token_ids=prompt, max_tokens=24, temperature=0.0, ignore_eos=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from clusters import cluster_file
+from results import tell
 from running import END_S, Running, family, gone, running, start_zrt
 
 from zrt.runtime.client import Client, Stream
@@ -108,10 +109,6 @@ def ask(client: Client, phase: str, tokens: int | None = None, *, first: int = 5
 
 async def answer(client: Client, phase: str, tokens: int | None = None, *, first: int = 5) -> list[int]:
     return [token async for piece in ask(client, phase, tokens, first=first) for token in piece.token_ids]
-
-
-def tell(**cell: object) -> None:
-    print(json.dumps({key: round(value, 1) if isinstance(value, float) else value for key, value in cell.items()}))
 
 
 @pytest.fixture(scope="module")

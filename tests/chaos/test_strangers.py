@@ -1,7 +1,6 @@
 """100,000 spoilt messages, and connections that are none, against real processes: nobody dies or grows, and answers stay what they were."""
 
 import asyncio
-import json
 import random
 import socket
 import time
@@ -17,6 +16,7 @@ import zmq
 from clusters import cluster_file
 from mutants import CLIENT, CONTROL, OBEYED, Kind, Mutants, Speaker
 from peers import raw
+from results import tell
 from running import Running, running
 
 from zrt.runtime.client import Client
@@ -179,7 +179,7 @@ async def test_a_hundred_thousand_mutants(cluster: Running) -> None:
         "rss MiB": {name: [before[name][1] >> 20, after[name][1] >> 20] for name in before if name in after},
         "descriptors": {name: [before[name][2], after[name][2]] for name in before if name in after},
     }  # fmt: skip
-    print(json.dumps(report))
+    tell(**report)
     assert seen.total() >= MUTANTS
     types = {*CLIENT, *CONTROL, "InferenceRequest", "bare InferenceRequest"}
     assert set(seen) == types

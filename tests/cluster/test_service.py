@@ -63,6 +63,21 @@ def test_what_is_lost_for_good(tiny: Path, tmp_path: Path) -> None:
         assert family(tmp_path) == []
 
 
+def test_a_coordinator_hears_of_those_who_were_lost_before_it_came(tiny: Path, tmp_path: Path) -> None:
+    with running(conf(tiny, tmp_path, 2, limits_restarts=1), home=tmp_path) as cluster:
+        stage1 = cluster.children()["stage1"]
+        stage1.kill()
+        deadline = time.monotonic() + 60
+        while (again := cluster.children().get("stage1", stage1)) == stage1:
+            assert time.monotonic() < deadline
+        coordinator = cluster.children()["coordinator"]
+        coordinator.kill()
+        again.kill()
+        lost = "zrt: stage_lost: stage 1 (blocks 2-3) is lost: stage1 ended with status -9 and is not started again"
+        while lost not in (said := cluster.zrt(*GREEDY, "--max-tokens", "3", "--connect", cluster.endpoint).stderr):
+            assert time.monotonic() < deadline, said
+
+
 def test_drain_and_undrain(tiny: Path, tmp_path: Path) -> None:
     with running(conf(tiny, tmp_path, 2, model_context=60000), home=tmp_path) as cluster:
         wanted = cluster.zrt(*GREEDY, "--max-tokens", str(TOKENS)).stdout

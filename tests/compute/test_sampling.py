@@ -154,12 +154,18 @@ def test_no_rows_give_no_tokens() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_not_finite_are_refused(bad) -> None:
-    logits = _logits(10, 1.0).expand(2, -1).clone()
+@pytest.mark.parametrize(
+    "options", [Sampling(temperature=0.0), Sampling(temperature=0.8, logprobs=2)], ids=["greedy", "drawn"]
+)
+def test_logits_that_are_not_finite_are_refused_and_other_rows_get_their_tokens(bad, options) -> None:
+    logits = _logits(10, 1.0).expand(3, -1).clone()
+    wanted = pick(logits, [Sampler(options)] * 3, [0, 1, 2])
     logits[1, 4] = bad
-    with pytest.raises(ZrtError, match="not finite") as caught:
-        _sample(logits, [Sampling()] * 2, [0, 1])
-    assert caught.value.kind == "internal"
+    first, failed, last = pick(logits, [Sampler(options)] * 3, [0, 1, 2])
+    assert [first, last] == [wanted[0], wanted[2]]
+    assert isinstance(failed, ZrtError)
+    assert failed.kind == "internal"
+    assert "not finite" in failed.message
 
 
 # ---- what changes logits before a token is picked -------------------------------------------------------------------

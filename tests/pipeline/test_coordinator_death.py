@@ -102,6 +102,33 @@ async def test_a_session_is_continued_by_the_tokens_its_client_has(cluster: Loca
         await new.stop()
 
 
+@pytest.mark.parametrize("state", ["drained", "draining"])
+async def test_a_drained_block_server_stays_drained(cluster: Local, state: str) -> None:
+    """A drain that was under way is done: the sessions it waited for are gone. The process serves again when it is told to."""
+    stage = cluster.servers[1]
+    engine = stage.turns.engine
+    stream = cluster.client.generate(token_ids=PROMPT, max_tokens=4000, temperature=0.0)
+    if state == "draining":
+        await stream.next_event()
+    draining = asyncio.create_task(cluster.client.drain("stage1", 60.0))
+    await until(lambda: stage.state == state)
+    if state == "drained":
+        await draining
+    await die(cluster.coordinator)
+    new = await successor(cluster)
+    try:
+        await until(lambda: (entry := new.roster.find("stage1")) is not None and entry.state == "drained")
+        assert stage.turns.engine is engine
+        async with Client(new.endpoint) as client:
+            await client.undrain("stage1")
+            await until_ready(client)
+        assert stage.state == "ready"
+    finally:
+        draining.cancel()
+        await asyncio.wait([draining])
+        await new.stop()
+
+
 async def test_what_does_not_fit_the_new_plan_is_loaded_anew(cluster: Local) -> None:
     engines = [server.turns.engine for server in cluster.servers]
     await die(cluster.coordinator)

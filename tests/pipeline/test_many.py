@@ -1,11 +1,14 @@
 """Many sessions at once: batched with others, cut into chunks, sharing prefixes, preempted, cancelled; and always the same tokens."""
 
 import asyncio
+import math
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from broken import EMBEDDING, edit
 from clusters import Local, local_cluster
 
 from zrt.runtime.errors import ZrtError
@@ -230,3 +233,19 @@ async def test_slots_keep_batches_whole_on_every_stage(make_model: Callable[...,
         await asyncio.gather(*tasks)
     for (turns, steps), (more_turns, more_steps) in zip(before, after, strict=True):
         assert (more_steps - steps) / (more_turns - turns) >= 0.8 * 16 / 2
+
+
+async def test_a_session_whose_logits_are_not_finite_fails_alone(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Its prompt has a token whose embedding overflows; the sessions of its turns get their tokens."""
+    folder = shutil.copytree(make_model("llama", eos_token_id=None), tmp_path / "model")
+    edit(lambda tensors: tensors[EMBEDDING][7].fill_(math.inf))(folder)
+    async with local_cluster(folder, ["0-1", "2-3"]) as cluster:
+        wanted = await cluster.greedy([5, 17, 99], 200)
+        answer = asyncio.create_task(cluster.greedy([5, 17, 99], 200))
+        with pytest.raises(ZrtError, match="not finite") as caught:
+            await cluster.greedy([5, 7, 99], 20)
+        assert caught.value.kind == "internal"
+        assert await answer == wanted
+        assert await cluster.used_pages() == 0
