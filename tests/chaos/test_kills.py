@@ -161,7 +161,11 @@ def servers(seen: Cluster) -> list[ActorInfo]:
 
 def whole(seen: Cluster) -> bool:
     """Every process is back, with blocks or as a spare, and no session lives."""
-    return seen.ready and not seen.sessions and all(one.state in ("ready", "blank") for one in servers(seen))
+    return seen.ready and not seen.sessions and complete(seen)
+
+
+def complete(seen: Cluster) -> bool:
+    return all(one.state in ("ready", "blank") for one in servers(seen))
 
 
 async def routed(client: Client, prompt_tokens: int) -> list[str]:
@@ -350,6 +354,9 @@ async def test_kills_under_load_lose_nothing(
                     await load.all_get_on()  # what was on its way when it died does not count
                     recoveries.append(time.monotonic() - at)
                     if len(killed) == WARM:
+                        await until(
+                            client, complete
+                        )  # each block server that is there costs the coordinator descriptors
                         warm = held(stay)
                 await load.end()
             finally:
