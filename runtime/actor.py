@@ -17,6 +17,7 @@ from zrt.runtime.mailbox import Mailbox
 from zrt.runtime.messages.control import Address, Control, Done, Failed, Fault
 from zrt.runtime.messages.header import PROTOCOL, Header, Step
 from zrt.runtime.messages.inference import InferenceRequest
+from zrt.runtime.messages.layers import LayerMessage
 from zrt.runtime.messages.ranks import RankMessage
 from zrt.runtime.outbox import Frames
 from zrt.runtime.periodic import Lateness, Periodic
@@ -46,7 +47,7 @@ class Counters(Struct):
     failed: int = 0  # tells and bare messages whose handler raised
 
 
-Answer: TypeAlias = Control | InferenceRequest | RankMessage | None
+Answer: TypeAlias = Control | InferenceRequest | RankMessage | LayerMessage | None
 Handler: TypeAlias = Callable[[Envelope], Answer | Awaitable[Answer]]
 
 
@@ -345,11 +346,13 @@ class Actor:
             self.counters.failed += 1
         self._answer(envelope, Failed(Fault(error.kind, error.message, error.where or self.name)))
 
-    def _answer(self, envelope: Envelope, body: Control | InferenceRequest | RankMessage) -> None:
+    def _answer(self, envelope: Envelope, body: Control | InferenceRequest | RankMessage | LayerMessage) -> None:
         if envelope.header.request and not self._reply(envelope.peer, envelope.header, body):
             self.counters.dropped += 1
 
-    def _reply(self, peer: bytes, header: Header | None, body: Control | InferenceRequest | RankMessage) -> bool:
+    def _reply(
+        self, peer: bytes, header: Header | None, body: Control | InferenceRequest | RankMessage | LayerMessage
+    ) -> bool:
         to, request = (header.incarnation, header.request) if header else (0, 0)
         try:
             return self._mailbox.send(encode(self._header(to, request=request, reply=True), cast(Body, body)), peer)

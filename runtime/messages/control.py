@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from zrt.runtime.messages.header import MOST_STAGES, U32, U64, HopTime, Label, Name
 from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 
-ActorKind = Literal["coordinator", "block_server", "supervisor"]
+ActorKind = Literal["coordinator", "block_server", "layer_worker", "supervisor"]
 ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drained", "stopped", "failed"]
 
 Serving = Literal["ready", "draining", "drained"]

@@ -140,7 +140,10 @@ class WorkerError(LayerMessage):
 
 class PrepareLayers(LayerMessage):
     """What the next LayerAssignment is of: the text of the model's config.json, the `dtype` to compute in, KV memory for the assigned layers
-    in bytes, the longest session in tokens, and how many are open at once. With `random`, weights are drawn from the config."""
+    in bytes, the longest session in tokens, and how many are open at once. With `random`, weights are drawn from the config.
+
+    Consecutive layers run together, so an operation names all of them; with `single` each may be named by itself.
+    """
 
     config_json: str
     dtype: str
@@ -148,6 +151,7 @@ class PrepareLayers(LayerMessage):
     context: U64
     sessions: U64
     random: bool = False
+    single: bool = False
 
 
 class LayersPrepared(LayerMessage):
