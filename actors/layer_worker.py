@@ -83,6 +83,7 @@ class LayerWorker(Member):
     ) -> None:
         super().__init__(name, "layer_worker", join=join, listen=listen, advertise=advertise, cluster=cluster)
         self._cache = cache
+        self._given = cluster
         self._device = torch.device(device)
         self._threads = threads
         self._lane = Lane(f"{name}-{device}")
@@ -94,6 +95,7 @@ class LayerWorker(Member):
         for kind in get_args(LayerTraffic):
             self.handle(kind, self._on_message)
         self.handle_bare(self._on_bare)
+        self.on_coordinator_lost(self._free)
 
     async def start(self) -> None:
         configure_threads(self._threads)
@@ -105,6 +107,10 @@ class LayerWorker(Member):
         self.state = "stopped"
         await super().stop()
         self._lane.close()
+
+    def _free(self) -> None:
+        """It may serve the next cluster at that endpoint, unless it was started for this one alone."""
+        self.cluster = self._given
 
     def registration(self) -> Register:
         message = super().registration()

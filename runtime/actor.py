@@ -185,13 +185,15 @@ class Actor:
         """
         self._tell(self._link(to), to, body, model=model, dtype=dtype, steps=list(steps))
 
-    async def ask(self, to: Address, body: Body, *, timeout: float, model: str = "") -> Envelope:
+    async def ask(
+        self, to: Address, body: Body, *, timeout: float, model: str = "", steps: Sequence[Step] = ()
+    ) -> Envelope:
         """Send a question and wait for its reply.
 
         ZrtError: what the peer answered with `Failed`; deadline after `timeout` seconds; stage_lost when the peer's connection breaks
         meanwhile; overloaded when its outbox is full or 4,096 questions are open; too_large.
         """
-        return await self._ask(self._link(to), to, body, timeout, model)
+        return await self._ask(self._link(to), to, body, timeout, model, steps)
 
     def reply_bare(self, bare: Bare, frame: bytes) -> bool:
         """Answer a bare message; any number of times. False if the peer is gone. ZrtError overloaded, too_large."""
@@ -218,9 +220,12 @@ class Actor:
     def _header(self, to: int, **fields: Any) -> Header:
         return Header(PROTOCOL, self.name, self.incarnation, to, **fields)
 
-    async def _ask(self, link: Link, to: Address, body: Body, timeout: float, model: str = "") -> Envelope:
+    async def _ask(
+        self, link: Link, to: Address, body: Body, timeout: float, model: str = "", steps: Sequence[Step] = ()
+    ) -> Envelope:
         def send(request: int) -> None:
-            self._tell(link, to, body, request=request, model=model, silence_ms=int(timeout * 1000))
+            silence_ms = int(timeout * 1000)
+            self._tell(link, to, body, request=request, model=model, silence_ms=silence_ms, steps=list(steps))
 
         return await self._questions.ask(link, to, type(body).__name__, timeout, send)
 

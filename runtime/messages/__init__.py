@@ -6,7 +6,7 @@
 | coordinator | client | Ok Error Accepted Progress Piece Finished Cluster Drained | client.py |
 | any process | coordinator | Register Beat | control.py |
 | `zrt up` | coordinator | ChildDied | control.py |
-| coordinator | block server | Assign SetState Open Credit Close | control.py |
+| coordinator | block server | Assign Workers SetState Open Credit Close | control.py |
 | block server | coordinator | StateChanged LoadProgress Opened Sampled Filled StepFailed | control.py |
 | coordinator | first stage | InferenceRequest (token ids: prompts and replays) | inference.py |
 | stage | next stage | InferenceRequest (hidden states) | inference.py |
