@@ -247,10 +247,12 @@ class LentLayers:
 
         sends: list[asyncio.Task[None]] = []
         try:
+            held_bytes = []
             for file in offer.files:
                 probe = ModelDataChunk(file.name, 0, file.size, memoryview(b""))
-                held = (await self._ask(worker, probe, ModelDataTaken, CHUNK_S)).held
-                done += held
+                held_bytes.append((await self._ask(worker, probe, ModelDataTaken, CHUNK_S)).held)
+            done = sum(held_bytes)
+            for file, held in zip(offer.files, held_bytes, strict=True):
                 for offset in range(held, file.size, PIECE_BYTES):
                     await window.acquire()
                     data = await asyncio.to_thread(file.read, offset, PIECE_BYTES)

@@ -324,5 +324,5 @@ def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignmen
         template.chunk,
         template.idle_s,
         seat.tp,
-        seat.lend,
+        list(seat.lend),
     )

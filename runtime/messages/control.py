@@ -87,7 +87,7 @@ class Assignment(Struct, frozen=True):
     idle_s: float
     tp: U64 = 1
     """Ranks the blocks are split over; each takes its share of `kv_bytes`."""
-    lend: tuple[Lend, ...] = ()
+    lend: list[Lend] = []
     """The runs of blocks that layer workers hold, each with its share of `kv_bytes`; addresses come as `Workers`."""
 
 
