@@ -1,12 +1,13 @@
 """A block server: holds a contiguous range of a model's blocks and runs the steps of many sessions through it.
 
-Receives from the coordinator: Assign, SetState, Open, Credit, Close, Shutdown, and InferenceRequest (token ids: prompts, replays).
+Receives from the coordinator: Assign, Workers, SetState, Open, Credit, Close, Shutdown, and InferenceRequest (token ids: prompts, replays).
 Receives from the stage before it: InferenceRequest (hidden states; token ids where the last stage closes the ring).
 Receives from any peer, bare: InferenceRequest, answered by InferenceResponse.
 Sends to the coordinator: Register, Beat, StateChanged, LoadProgress, Opened, Sampled, Filled, StepFailed; to the next stage: InferenceRequest;
-to its TP ranks: the requests of messages/ranks.py.
+to its TP ranks: the requests of messages/ranks.py; to its layer workers: those of messages/layers.py.
 
 With `tp` in its assignment it leads that many ranks (rank_group.py), and all of them run each turn.
+With `lend` it is the master of layer workers (lent_layers.py), which run some of its blocks.
 
 The loop keeps the sessions (routed_sessions.py, bare_sessions.py) and the queue of steps (turn_loop.py); tensors, KV and weights belong
 to the lane (compute/engine.py).
@@ -20,6 +21,7 @@ from typing import TypeAlias
 
 from zrt.actors.backend import Backend, LocalBackend
 from zrt.actors.bare_sessions import BareSessions, BareStep
+from zrt.actors.lent_layers import LentLayers
 from zrt.actors.rank_group import RankGroup
 from zrt.actors.routed_sessions import RoutedSessions
 from zrt.actors.turn_loop import Turn, TurnLoop
@@ -30,6 +32,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.member import Member
 from zrt.runtime.messages.control import (
     ActorState,
+    Address,
     Assign,
     Assignment,
     Control,
@@ -40,6 +43,7 @@ from zrt.runtime.messages.control import (
     Register,
     SetState,
     StateChanged,
+    Workers,
 )
 from zrt.runtime.messages.inference import WARMING_UP
 from zrt.runtime.models import resolve
@@ -53,6 +57,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 STUCK_STATUS = 75  # the exit of a leader whose lane does not come back from a broken group
 REBUILDS = 5  # how often a group of ranks is begun before its stage is failed
 REBUILD_PAUSE_S = 0.5
+WORKERS_S = 600.0  # how long the layer workers of a stage may take to join, or to come back
 PROGRESS_S = 0.1  # load progress is reported at most this often
 COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace)
 
@@ -81,11 +86,16 @@ class BlockServer(Member):
         self._fault: Fault | None = None
         self._group: RankGroup | None = None
         self._rebuilds = 0
+        self._lent: LentLayers | None = None
+        self._workers: dict[str, Address] = {}
+        self._workers_changed = asyncio.Event()
         self.turns = TurnLoop(f"{name}-{device}", threads, work=self._work, deliver=self._deliver)
         self.bare = BareSessions(self, self.turns, self._ready, drains=lambda: self.state in ("draining", "drained"))
         self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room)
         self.obey(Assign, self._on_assign)
         self.obey(SetState, self._on_set_state)
+        self.obey(Workers, self._on_workers)
+        self.on_peer_death(self._on_peer_death)
         self.handle_bare(self.bare.on_request)
         self.on_registered(self._on_registered)
 
@@ -98,8 +108,7 @@ class BlockServer(Member):
 
     async def stop(self) -> None:
         self.state = "stopped"
-        if self._group is not None:
-            await self._group.end()
+        await self._leave_group()
         await super().stop()
         self.turns.lane.close()
 
@@ -167,9 +176,8 @@ class BlockServer(Member):
 
         try:
             await self._leave_group()
-            backend = await (self._load_here if assignment.tp == 1 else self._load_group)(
-                assignment, progress, cancelled
-            )
+            load = self._load_lent if assignment.lend else self._load_here if assignment.tp == 1 else self._load_group
+            backend = await load(assignment, progress, cancelled)
         except Exception as error:  # whatever it is, it is this assignment's end, and the coordinator's to know
             known = isinstance(error, ZrtError)
             if not known:
@@ -219,14 +227,67 @@ class BlockServer(Member):
         raise AssertionError("the last attempt returns or raises")
 
     async def _leave_group(self) -> None:
+        if self._lent is not None:
+            self._lent.end()
+            self._lent = None
         group, self._group = self._group, None
         if group is not None:
             await group.end()
 
+    # ---- layer workers ------------------------------------------------------------------------------------------
+
+    async def _load_lent(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
+        """As master of layer workers. What breaks off since one of them is lost is begun again with the next, a few times."""
+        folder = await self.turns.lane.run(resolve, assignment.model, weights=assignment.weights == "files")
+        names = {lend.worker for lend in assignment.lend}
+        for attempt in range(REBUILDS):
+            if attempt:
+                await asyncio.sleep(REBUILD_PAUSE_S * attempt)
+            workers = await self._joined_workers(names)
+            lent = self._lent = LentLayers(self, self.turns.lane, self._on_group_lost)
+            try:
+                await lent.load(folder, assignment, workers, self.device, progress, cancelled)
+                if lent.broken is None:
+                    return lent
+                raise lent.broken
+            except ZrtError as error:
+                if error.kind != "worker_failed" or cancelled() or attempt == REBUILDS - 1:
+                    raise
+                log.warning("%s: layers are lent again: %s", self.name, error)
+                await self._leave_group()
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _joined_workers(self, names: set[str]) -> dict[str, Address]:
+        """Those of these names, once all are there. ZrtError worker_failed."""
+        try:
+            async with asyncio.timeout(WORKERS_S):
+                while not names <= self._workers.keys():
+                    self._workers_changed.clear()
+                    await self._workers_changed.wait()
+        except TimeoutError:
+            missing = ", ".join(sorted(names - self._workers.keys()))
+            raise ZrtError("worker_failed", f"no layer worker {missing} for {WORKERS_S:.0f} s", self.name) from None
+        return {name: self._workers[name] for name in names}
+
+    def _on_workers(self, envelope: Envelope) -> Control:
+        assert isinstance(envelope.body, Workers)
+        self._workers = {address.name: address for address in envelope.body.workers}
+        self._workers_changed.set()
+        if self._lent is not None:
+            self._lent.workers_are(self._workers)
+        return Done()
+
+    def _on_peer_death(self, address: Address) -> None:
+        if self._workers.get(address.name) == address:
+            del self._workers[address.name]
+            if self._lent is not None:
+                self._lent.worker_lost(address)
+
     def _on_group_lost(self, error: ZrtError) -> None:
-        """All KV of this stage is gone with the group that serves: sessions are opened and replayed once there is a new one."""
+        """All KV of this stage is gone with the ranks or workers that serve: sessions are opened and replayed once there are new ones."""
         assignment = self.assignment
-        if assignment is None or self.turns.backend is not self._group or self.ended.is_set():
+        backend = self.turns.backend
+        if assignment is None or backend is None or backend not in (self._group, self._lent) or self.ended.is_set():
             return  # it was being built: whoever builds it knows
         self._rebuilds += 1
         self._begin(assignment)

@@ -3,7 +3,7 @@
 Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers: StateChanged, LoadProgress, Sampled, Filled, StepFailed.
 Receives from clients (single frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Follow, Unsubscribe,
 Drain, Undrain, Restart, Down.
-Sends to block servers: Assign, SetState, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill, Shutdown. To clients: events.
+Sends to block servers: Assign, Workers, SetState, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill, Shutdown. To clients: events.
 
 It computes no tensors and never imports torch.
 """
@@ -64,11 +64,12 @@ from zrt.runtime.messages.control import (
     Shutdown,
     StateChanged,
     StepFailed,
+    Workers,
 )
 from zrt.runtime.prompts import Prompts
 from zrt.runtime.refusal import WireError
 from zrt.runtime.roster import Roster, assignment_for
-from zrt.runtime.seats import seats, spare_names, stage_ranges
+from zrt.runtime.seats import lends, seats, spare_names, stage_ranges
 from zrt.runtime.sockets import split_endpoint
 from zrt.runtime.wire import MAX_CLIENT_FRAME, decode_client, encode_event
 
@@ -171,7 +172,7 @@ class Coordinator(Actor):
             [(part.first, part.last) for part in stage_ranges(conf, spec)], [one.replicas for one in conf.stages]
         )
         return Roster(
-            [replace(seat, tp=conf.stages[seat.stage].tp) for seat in made],
+            [replace(seat, tp=conf.stages[seat.stage].tp, lend=lends(conf, seat.stage)) for seat in made],
             needed=lambda first, last: block_server_bytes(conf, spec, first, last),
             pages=lambda seat: kv_pages(spec, seat.last - seat.first + 1, conf.model.dtype, conf.kv.bytes, seat.tp),
             spares=spare_names(conf),
@@ -218,6 +219,9 @@ class Coordinator(Actor):
             self.roster.take_over(entry, message.holds, self.template)
         if again is not None:
             self.generations.peer_lost(address)  # what it told us while its connection was broken is lost
+        if message.kind == "layer_worker":
+            self._link(address)  # nothing is said over it: it breaks when the process ends
+            self._workers_changed()
         self._place()
         return Registered(self.incarnation, BEAT_MS, self.cluster)
 
@@ -232,9 +236,19 @@ class Coordinator(Actor):
         self.generations.routes_changed()
         self._changed.set()
 
+    def _workers_changed(self) -> None:
+        for entry in self.roster.of_kind("block_server"):
+            if entry.seat is not None and entry.seat.lend:
+                self._tell_process(entry.address, self._workers())
+
+    def _workers(self) -> Workers:
+        return Workers([entry.address for entry in self.roster.of_kind("layer_worker")])
+
     async def _assign(self, address: Address, assignment: Assignment) -> None:
         try:
             await self.ask(address, Assign(assignment), timeout=ASSIGN_DEADLINE_S)
+            if assignment.lend:
+                self.tell(address, self._workers())
         except ZrtError as error:
             log.warning("%s took no assignment: %s", address.name, error)
             self._gone(address.name, address.incarnation)
@@ -309,6 +323,8 @@ class Coordinator(Actor):
         self.happened.add("death", name, f"process {entry.pid} on {entry.host} is gone")
         self.forget(entry.address)
         self.generations.peer_lost(entry.address)
+        if entry.kind == "layer_worker":
+            self._workers_changed()
         self._place()
 
     def _watch(self) -> None:
@@ -325,7 +341,7 @@ class Coordinator(Actor):
                     self._tell_process(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
             self._gone(entry.address.name, entry.address.incarnation)
 
-    def _tell_process(self, address: Address, message: Kill | Shutdown) -> None:
+    def _tell_process(self, address: Address, message: Kill | Shutdown | Workers) -> None:
         """Tell it if it listens: one that does not must not keep us from the rest of our work."""
         try:
             self.tell(address, message)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ PORT_S = 5.0
 if TYPE_CHECKING:
     from zrt.actors.block_server import BlockServer
     from zrt.actors.coordinator import Coordinator
+    from zrt.actors.layer_worker import LayerWorker
     from zrt.actors.tp_rank import TpRank
     from zrt.runtime.actor import Actor
 
@@ -96,6 +98,38 @@ def run_tp_rank(name: str | None, *, rank: int, world: int, device: str, threads
             device=device,
             threads=threads or len(os.sched_getaffinity(0)),
             listen=listen,
+        )
+
+    _run(make)
+
+
+def run_worker(
+    name: str | None,
+    *,
+    join: str,
+    device: str,
+    threads: int | None,
+    listen: str,
+    advertise: str | None,
+    insecure: bool,
+    cluster: str,
+) -> NoReturn:
+    """A layer worker, which waits for a master. What it is sent of a model is kept in the cache."""
+
+    def make() -> "LayerWorker":
+        _guard(listen, insecure)
+        from zrt.actors.layer_worker import LayerWorker
+        from zrt.runtime.models import home
+
+        return LayerWorker(
+            name or f"worker-{socket.gethostname()}-{os.getpid()}",
+            join=join,
+            cache=home() / "layers",
+            device=device,
+            threads=threads or len(os.sched_getaffinity(0)),
+            listen=listen,
+            advertise=advertise,
+            cluster=cluster,
         )
 
     _run(make)

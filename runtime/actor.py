@@ -17,6 +17,7 @@ from zrt.runtime.mailbox import Mailbox
 from zrt.runtime.messages.control import Address, Control, Done, Failed, Fault
 from zrt.runtime.messages.header import PROTOCOL, Header, Step
 from zrt.runtime.messages.inference import InferenceRequest
+from zrt.runtime.messages.layers import LayerMessage
 from zrt.runtime.messages.ranks import RankMessage
 from zrt.runtime.outbox import Frames
 from zrt.runtime.periodic import Lateness, Periodic
@@ -46,7 +47,7 @@ class Counters(Struct):
     failed: int = 0  # tells and bare messages whose handler raised
 
 
-Answer: TypeAlias = Control | InferenceRequest | RankMessage | None
+Answer: TypeAlias = Control | InferenceRequest | RankMessage | LayerMessage | None
 Handler: TypeAlias = Callable[[Envelope], Answer | Awaitable[Answer]]
 
 
@@ -184,13 +185,15 @@ class Actor:
         """
         self._tell(self._link(to), to, body, model=model, dtype=dtype, steps=list(steps))
 
-    async def ask(self, to: Address, body: Body, *, timeout: float, model: str = "") -> Envelope:
+    async def ask(
+        self, to: Address, body: Body, *, timeout: float, model: str = "", steps: Sequence[Step] = ()
+    ) -> Envelope:
         """Send a question and wait for its reply.
 
         ZrtError: what the peer answered with `Failed`; deadline after `timeout` seconds; stage_lost when the peer's connection breaks
         meanwhile; overloaded when its outbox is full or 4,096 questions are open; too_large.
         """
-        return await self._ask(self._link(to), to, body, timeout, model)
+        return await self._ask(self._link(to), to, body, timeout, model, steps)
 
     def reply_bare(self, bare: Bare, frame: bytes) -> bool:
         """Answer a bare message; any number of times. False if the peer is gone. ZrtError overloaded, too_large."""
@@ -217,9 +220,12 @@ class Actor:
     def _header(self, to: int, **fields: Any) -> Header:
         return Header(PROTOCOL, self.name, self.incarnation, to, **fields)
 
-    async def _ask(self, link: Link, to: Address, body: Body, timeout: float, model: str = "") -> Envelope:
+    async def _ask(
+        self, link: Link, to: Address, body: Body, timeout: float, model: str = "", steps: Sequence[Step] = ()
+    ) -> Envelope:
         def send(request: int) -> None:
-            self._tell(link, to, body, request=request, model=model, silence_ms=int(timeout * 1000))
+            silence_ms = int(timeout * 1000)
+            self._tell(link, to, body, request=request, model=model, silence_ms=silence_ms, steps=list(steps))
 
         return await self._questions.ask(link, to, type(body).__name__, timeout, send)
 
@@ -345,11 +351,13 @@ class Actor:
             self.counters.failed += 1
         self._answer(envelope, Failed(Fault(error.kind, error.message, error.where or self.name)))
 
-    def _answer(self, envelope: Envelope, body: Control | InferenceRequest | RankMessage) -> None:
+    def _answer(self, envelope: Envelope, body: Control | InferenceRequest | RankMessage | LayerMessage) -> None:
         if envelope.header.request and not self._reply(envelope.peer, envelope.header, body):
             self.counters.dropped += 1
 
-    def _reply(self, peer: bytes, header: Header | None, body: Control | InferenceRequest | RankMessage) -> bool:
+    def _reply(
+        self, peer: bytes, header: Header | None, body: Control | InferenceRequest | RankMessage | LayerMessage
+    ) -> bool:
         to, request = (header.incarnation, header.request) if header else (0, 0)
         try:
             return self._mailbox.send(encode(self._header(to, request=request, reply=True), cast(Body, body)), peer)

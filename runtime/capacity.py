@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from zrt.runtime.compute.layout import DTYPE_BYTES, PAGE_TOKENS, shard_bytes
+from zrt.runtime.compute.layout import DTYPE_BYTES, PAGE_TOKENS, block_bytes, shard_bytes
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import Part, kv_page_bytes, kv_pages, part_bytes
 from zrt.runtime.config import Conf, Stage
@@ -22,8 +22,8 @@ COORDINATOR_BYTES: Final = 128 << 20
 
 
 class StageNeeds(msgspec.Struct, frozen=True):
-    """One stage of the plan. Bytes and KV tokens are those of each replica, its `tp` ranks together; `memory` is the most it may take, None
-    without a limit."""
+    """One stage of the plan. Bytes and KV tokens are those of each replica, its `tp` ranks together, less what workers elsewhere hold; `memory` is
+    the most it may take, None without a limit."""
 
     name: str
     blocks: Blocks
@@ -82,14 +82,19 @@ def needs(conf: Conf, spec: ModelSpec, ranges: list[Blocks], available: int) -> 
         _stage_needs(conf, spec, number, stage, blocks)
         for number, (stage, blocks) in enumerate(zip(conf.stages, ranges, strict=True))
     )
+    here = sum(not worker.join for worker in conf.workers)
     spares_bytes = conf.spares.count * BLOCK_SERVER_BYTES
+    workers_bytes = here * process_bytes(conf, spec)
     return Needs(
         stages=stages,
         context=min(conf.model.context, spec.max_positions),
         kv_tokens=min(stage.kv_tokens for stage in stages),
         coordinator_bytes=COORDINATOR_BYTES,
         spares_bytes=spares_bytes,
-        needed_bytes=COORDINATOR_BYTES + spares_bytes + sum(stage.replicas * stage.host_bytes for stage in stages),
+        needed_bytes=COORDINATOR_BYTES
+        + spares_bytes
+        + workers_bytes
+        + sum(stage.replicas * stage.host_bytes for stage in stages),
         available_bytes=available,
     )
 
@@ -144,13 +149,15 @@ _WAYS_OUT: Final = "lower [kv] bytes, take a smaller dtype or model"
 def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks: Blocks) -> StageNeeds:
     dtype, tp = conf.model.dtype, stage.tp
     weights = sum(part_bytes(spec, Part(rank, tp), blocks.first, blocks.last, dtype) for rank in range(tp))
+    elsewhere = {worker.name for worker in conf.workers if worker.join}
+    away = sum(len(lend.blocks) for lend in stage.lend if lend.worker in elsewhere)
     return StageNeeds(
         name=f"stage{number}",
         blocks=blocks,
         replicas=stage.replicas,
         device=stage.device,
-        weight_bytes=weights,
-        kv_bytes=conf.kv.bytes,
+        weight_bytes=weights - away * block_bytes(spec, dtype),
+        kv_bytes=conf.kv.bytes * (len(blocks) - away) // len(blocks),
         kv_tokens=kv_pages(spec, len(blocks), dtype, conf.kv.bytes, tp) * PAGE_TOKENS,
         kv_page_bytes=kv_page_bytes(spec, len(blocks), dtype, tp) * tp,
         process_bytes=process_bytes(conf, spec) * tp,

@@ -137,6 +137,8 @@ def parser() -> argparse.ArgumentParser:
     )
     _connect_words(down)
 
+    _worker_words(_command(commands, "worker", _worker, "lend this machine's memory to a cluster", _WORKER))
+
     actor = commands.add_parser("actor", help="start one process by hand", description="Start one process by hand.")
     _actor_words(actor.add_subparsers(required=True, metavar="KIND"))
     return top
@@ -155,6 +157,8 @@ _DOWN = """Bring the cluster down, and return when it is gone. No session is tak
 is up. A second `zrt down` does not wait for them."""
 _TOP = """Watch the cluster in the terminal: processes, sessions, drains, events and throughput, live; cancel, drain, restart and chat by keys.
 `?` lists them. It reconnects by itself when the coordinator is lost."""
+_WORKER = """Hold layers of the model for a cluster whose file has a [[worker]] of this name with join = true. Nothing is needed on disk: what it
+holds is sent to it, and kept in the cache. It stays when the cluster goes, and serves the next one there."""
 _PLAN = """Show which stage of a cluster file gets which blocks, and what memory that takes of what there is. Nothing is started; of the
 model, no weights are needed. Exit status 1 when memory is short."""
 _CHECK = """Say what a model is, and list all that keeps it from being run: from its config, its tokenizer and the headers of its weights.
@@ -225,6 +229,21 @@ def _actor_words(kinds: Any) -> None:
     _cluster_words(coordinator)
     coordinator.add_argument("--listen", metavar="ENDPOINT", help="in place of the file's")
     _cluster_id(coordinator)
+
+
+def _worker_words(worker: argparse.ArgumentParser) -> None:
+    worker.add_argument(
+        "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
+    )
+    worker.add_argument("--name", help="as in the cluster file (default: worker-HOST-PID)")
+    worker.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
+    worker.add_argument(
+        "--threads", type=words.positive, metavar="N", help="CPU threads for products (default: one for each core)"
+    )
+    worker.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
+    worker.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
+    worker.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
+    _cluster_id(worker)
 
 
 def _cluster_id(command: argparse.ArgumentParser) -> None:
@@ -492,6 +511,21 @@ def _block_server(arguments: argparse.Namespace) -> int:
         insecure=arguments.insecure,
         cluster=arguments.cluster_id,
         memory=arguments.memory,
+    )
+
+
+def _worker(arguments: argparse.Namespace) -> int:
+    from zrt.actors.processes import run_worker
+
+    return run_worker(
+        arguments.name,
+        join=arguments.join,
+        device=arguments.device,
+        threads=arguments.threads,
+        listen=arguments.listen,
+        advertise=arguments.advertise,
+        insecure=arguments.insecure,
+        cluster=arguments.cluster_id,
     )
 
 

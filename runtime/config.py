@@ -38,6 +38,22 @@ class Model(msgspec.Struct, frozen=True):
     weights: Literal["files", "random"] = "files"
 
 
+class Lend(msgspec.Struct, frozen=True):
+    """Blocks of a stage that a layer worker holds."""
+
+    worker: Name
+    blocks: Blocks
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """A layer worker: a process of `zrt up`, or with `join` one that is started elsewhere by `zrt worker --name NAME`."""
+
+    name: Name
+    join: bool = False
+    device: str = "cpu"
+    threads: AtLeastOne | None = None
+
+
 class Stage(msgspec.Struct, frozen=True):
     """One stage of the pipeline. Blocks are planned where not pinned; `threads` None means every core.
 
@@ -51,6 +67,7 @@ class Stage(msgspec.Struct, frozen=True):
     memory: int | None = None
     tp: AtLeastOne = 1
     """Ranks that each block is split over, each a process of its own: on CUDA devices from `device` on."""
+    lend: tuple[Lend, ...] = ()
 
 
 class Spares(msgspec.Struct, frozen=True):
@@ -88,6 +105,7 @@ class Conf(msgspec.Struct, frozen=True):
     spares: Spares = Spares()
     kv: Kv = Kv()
     limits: Limits = Limits()
+    workers: tuple[Worker, ...] = ()
 
 
 def load(path: Path | None = None) -> Conf:
@@ -108,7 +126,7 @@ def parse(text: str, where: str) -> Conf:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ZrtError("bad_config", f"this is no TOML: {error}", where) from error
-    mistakes = _unknown(tables, [*_TABLES, "stage"], "table")
+    mistakes = _unknown(tables, [*_TABLES, "stage", "worker"], "table")
     read = {
         name: _table(kind, tables.get(name, {}), f"[{name}]", mistakes)
         for name, kind in _TABLES.items()
@@ -119,8 +137,9 @@ def parse(text: str, where: str) -> Conf:
         mistakes.append("there is no [[stage]], and at least one is needed")
         stages = []
     read_stages = [_table(Stage, table, f"[[stage]] {n}", mistakes) for n, table in enumerate(stages, 1)]
+    workers = _tables(Worker, tables.get("worker", []), "[[worker]]", mistakes)
     if not mistakes:
-        conf = Conf(stages=tuple(read_stages), **read)  # type: ignore[arg-type]
+        conf = Conf(stages=tuple(read_stages), workers=workers, **read)  # type: ignore[arg-type]
         mistakes = _contradictions(conf)
     if mistakes:
         raise ZrtError("bad_config", "\n".join(mistakes), where)
@@ -137,6 +156,8 @@ def override(conf: Conf, *, model: str | None = None, stages: int | None = None,
     if stages is not None:
         if stages < 1:
             raise ZrtError("bad_config", f"--stages {stages}: at least one stage is needed")
+        if any(stage.lend for stage in conf.stages):
+            raise ZrtError("bad_config", f"--stages {stages} cannot replace stages that lend; edit the cluster file")
         planned = [msgspec.structs.replace(stage, blocks=None) for stage in conf.stages]
         if any(stage != planned[0] for stage in planned):
             raise ZrtError(
@@ -147,6 +168,8 @@ def override(conf: Conf, *, model: str | None = None, stages: int | None = None,
     if tp is not None:
         if tp < 1:
             raise ZrtError("bad_config", f"--tp {tp}: at least one rank is needed")
+        if tp > 1 and any(stage.lend for stage in conf.stages):
+            raise ZrtError("bad_config", f"--tp {tp}: a stage that lends has one rank; edit the cluster file")
         conf = msgspec.structs.replace(conf, stages=tuple(msgspec.structs.replace(one, tp=tp) for one in conf.stages))
     return conf
 
@@ -206,6 +229,15 @@ def _table(kind: type[_T], table: object, at: str, mistakes: list[str]) -> _T | 
     return None if found else kind(**values)
 
 
+def _tables(kind: type[_T], tables: object, at: str, mistakes: list[str]) -> tuple[_T, ...]:
+    """A list of tables; mistakes are added to `mistakes`, and then some may be left out."""
+    if not isinstance(tables, list):
+        mistakes.append(f"{at} must be a list of tables, not {tables!r}")
+        return ()
+    read = [_table(kind, table, f"{at} {n}", mistakes) for n, table in enumerate(tables, 1)]
+    return tuple(table for table in read if table is not None)
+
+
 def _unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[str]:
     mistakes = []
     for name in table:
@@ -227,6 +259,14 @@ def _reader(kind: Any) -> Callable[[object], Any]:
 
 def _blocks(value: object) -> Blocks:
     return Blocks.parse(msgspec.convert(value, str))
+
+
+def _lend(value: object) -> tuple[Lend, ...]:
+    mistakes: list[str] = []
+    lends = _tables(Lend, value, "[[stage.lend]]", mistakes)
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
+    return lends
 
 
 def _device(value: object) -> str:
@@ -265,6 +305,7 @@ _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "listen": _listen,
     "bytes": size,
     "memory": size,
+    "lend": _lend,
 }
 
 
@@ -285,6 +326,7 @@ def _contradictions(conf: Conf) -> list[str]:
             wrong = "overlap" if stage.blocks.last >= before[1].first else "come before"
             mistakes.append(f"[[stage]] {number} blocks: {stage.blocks} {wrong} {before[1]} of [[stage]] {before[0]}")
         before = (number, stage.blocks)
+    mistakes += _lending(conf)
     planned = {number: stage.memory for number, stage in enumerate(conf.stages, 1) if stage.blocks is None}
     without = [number for number, memory in planned.items() if memory is None]
     if without and len(without) < len(planned):
@@ -292,4 +334,30 @@ def _contradictions(conf: Conf) -> list[str]:
             f"[[stage]] {without[0]} has no memory, but others do: blocks are planned by it, so say it for every stage "
             "whose blocks are planned, or for none"
         )
+    return mistakes
+
+
+def _lending(conf: Conf) -> list[str]:
+    """What is wrong with what stages lend."""
+    mistakes = []
+    names = [worker.name for worker in conf.workers]
+    mistakes += [f"[[worker]] {name}: two have this name" for name in sorted(set(names)) if names.count(name) > 1]
+    taken: dict[str, int] = {}
+    for number, stage in enumerate(conf.stages, 1):
+        at = f"[[stage]] {number} lend"
+        if stage.lend and stage.tp > 1:
+            mistakes.append(f"{at}: a stage with tp {stage.tp} lends nothing")
+        if stage.lend and stage.replicas > 1:
+            mistakes.append(f"{at}: a worker serves one block server, so a stage that lends has one replica")
+        before: Blocks | None = None
+        for lend in sorted(stage.lend, key=lambda lend: lend.blocks.first):
+            if lend.worker not in names:
+                known = ", ".join(names) or "none"
+                mistakes.append(f"{at}: there is no [[worker]] {lend.worker}; there are: {known}")
+            if taken.setdefault(lend.worker, number) != number:
+                mistakes.append(f"{at}: {lend.worker} serves [[stage]] {taken[lend.worker]} already")
+            if before is not None and lend.blocks.first <= before.last:
+                mistakes.append(f"{at}: {lend.blocks} and {before} overlap")
+            before = lend.blocks
+    mistakes += [f"[[worker]] {name}: no [[stage.lend]] names it" for name in names if name not in taken]
     return mistakes

@@ -326,4 +326,5 @@ def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignmen
         template.chunk,
         template.idle_s,
         seat.tp,
+        list(seat.lend),
     )

@@ -8,13 +8,15 @@ from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import check_split
 from zrt.runtime.config import Conf
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.control import Lend
 from zrt.runtime.plan import Blocks, plan
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A place in the plan: replica `replica` of stage `stage`, for blocks first..last, usually taken by the actor called `name`, with `tp`
-    ranks."""
+    ranks. What it lends is within."""
 
     name: str
     stage: int
@@ -22,6 +24,7 @@ class Seat:
     first: int
     last: int
     tp: int = 1
+    lend: tuple[Lend, ...] = ()
 
 
 def seat_name(stage: int, replica: int, replicas: int) -> str:
@@ -39,12 +42,28 @@ def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
     dtype = conf.model.dtype
     for stage in conf.stages:
         check_split(spec, stage.tp)
-    return plan(
+    ranges = plan(
         [block_bytes(spec, dtype)] * spec.num_blocks,
         embedding_bytes(spec, dtype),
         head_bytes(spec, dtype),
         wishes(conf, spec),
     )
+    for number, (stage, blocks) in enumerate(zip(conf.stages, ranges, strict=True), 1):
+        ends = {0, spec.num_blocks - 1}
+        for lend in stage.lend:
+            at = f"[[stage]] {number} lend: blocks {lend.blocks} of {lend.worker}"
+            if lend.blocks.first < blocks.first or lend.blocks.last > blocks.last:
+                raise ZrtError("bad_config", f"{at} are not within the stage's {blocks}")
+            if ends & {lend.blocks.first, lend.blocks.last}:
+                raise ZrtError("bad_config", f"{at}: the model's first and last block stay with embedding and head")
+        if sum(len(lend.blocks) for lend in stage.lend) == len(blocks):
+            raise ZrtError("bad_config", f"[[stage]] {number} lends all its blocks: it keeps at least one")
+    return ranges
+
+
+def lends(conf: Conf, stage: int) -> tuple[Lend, ...]:
+    """What a stage of the cluster file lends."""
+    return tuple(Lend(lend.worker, lend.blocks.first, lend.blocks.last) for lend in conf.stages[stage].lend)
 
 
 def seats(ranges: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Seat]:

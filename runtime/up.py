@@ -20,7 +20,7 @@ from zrt.runtime.actor import Envelope
 from zrt.runtime.asking import Question, answer
 from zrt.runtime.client import CONNECT_S, LEAVE_S, Client
 from zrt.runtime.compute.threads import thread_environment
-from zrt.runtime.config import Conf, Spares, Stage, threads
+from zrt.runtime.config import Conf, Spares, Stage, Worker, threads
 from zrt.runtime.errors import KINDS, Kind, ZrtError
 from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline
@@ -133,6 +133,9 @@ class Parent:
                 self._spawn_server(seat_name(stage, replica, conf.replicas), endpoint, conf)
         for name in self._spares:
             self._spawn_server(name, endpoint, self.conf.spares)
+        for worker in self.conf.workers:
+            if not worker.join:
+                self._spawn_worker(worker, endpoint)
         self._member = member = Member("up", "supervisor", join=endpoint, cluster=self._cluster)
         member.state = "ready"
         member.ended = self.ended
@@ -152,6 +155,17 @@ class Parent:
             name,
             [*command("actor", "block-server"), *words],
             env=thread_environment(alone),
+            ready_s=READY_S,
+            restart=self._restart,
+        )
+
+    def _spawn_worker(self, conf: Worker, endpoint: str) -> None:
+        threads = conf.threads or len(os.sched_getaffinity(0))
+        words = ["--join", endpoint, "--name", conf.name, "--device", conf.device, "--threads", str(threads)]
+        self._supervisor.spawn(
+            conf.name,
+            [*command("worker"), *words, "--cluster-id", self._cluster],
+            env=thread_environment(threads),
             ready_s=READY_S,
             restart=self._restart,
         )

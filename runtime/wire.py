@@ -19,13 +19,25 @@ from zrt.runtime.messages.client import ClientEvent, ClientRequest
 from zrt.runtime.messages.control import ControlMessage
 from zrt.runtime.messages.header import PROTOCOL, Header
 from zrt.runtime.messages.inference import InferenceRequest, InferenceResponse
+from zrt.runtime.messages.layers import (
+    RAW_DTYPES,
+    RAW_SIZES,
+    Batch,
+    LayerMessage,
+    LayerTraffic,
+    ModelDataChunk,
+    RawTensor,
+    SingleOp,
+    Tensor,
+    WorkerInfo,
+)
 from zrt.runtime.messages.ranks import RankMessage, StepBatch, WorkerRequest, WorkerResponse
 from zrt.runtime.refusal import WireError, bad_header, bad_tagged
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-Body: TypeAlias = InferenceRequest | ControlMessage | WorkerRequest | WorkerResponse
+Body: TypeAlias = InferenceRequest | ControlMessage | WorkerRequest | WorkerResponse | LayerTraffic
 
 INLINE: Final = 16 * 1024
 """Bytes of tensor data from which they travel as a frame of their own."""
@@ -39,15 +51,17 @@ MAX_HOLLOW: Final = 1024 * 1024
 """Bytes of an inference message behind a header: its data is below INLINE, or in a frame of its own. Reading more, value by value, takes long."""
 ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4}
 """What `Header.dtype` may name. Token ids are uint32 (or unnamed), hidden states one of the floats; all little-endian."""
-SCHEMAS: Final = ("inference", "control", "ranks")
+SCHEMAS: Final = ("inference", "control", "ranks", "layers")
 """What `Header.body` may name: `InferenceRequest`; one of `ControlMessage`, told apart by its `type`; or of `WorkerRequest`, in a reply of
-`WorkerResponse`, by its `op`."""
+`WorkerResponse`, by its `op`; or of `LayerTraffic`, by its `type`."""
 
 _LAST_POSITION: Final = 2**32 - 1
+_U64_MAX: Final = 2**64 - 1
 
 _encoder: Final = Encoder()
 _header: Final = Decoder(Header)
 _control: Final[Decoder[ControlMessage]] = Decoder(ControlMessage)
+_layers: Final[Decoder[LayerTraffic]] = Decoder(LayerTraffic)
 _client: Final[Decoder[ClientRequest]] = Decoder(ClientRequest)
 _event: Final[Decoder[ClientEvent]] = Decoder(ClientEvent)
 
@@ -67,9 +81,14 @@ def encode(header: Header, body: Body) -> list[bytes | memoryview]:
             _room(data.nbytes, MAX_FRAME)
             body = replace(body, data=memoryview(b""))
             frames = [_octets(data)]
+    if isinstance(body, LayerMessage):
+        body, frames = _hollow(body)
     if isinstance(body, RankMessage):
         header.body = "ranks"
         written = helexa.write(body)
+    elif isinstance(body, LayerMessage):
+        header.body = "layers"
+        written = _write_layers(body)
     else:
         header.body = "inference" if isinstance(body, InferenceRequest) else "control"
         written = _encoder.encode(body)
@@ -122,6 +141,8 @@ def _read_body(header: Header, frames: "Sequence[Buffer]") -> Body:
         return _read_control(_view(frames[1], MAX_HEADER))
     if header.body == "ranks":
         return _read_ranks(header, frames)
+    if header.body == "layers":
+        return _read_layers(header, frames)
     request = _read_request(_view(frames[1], MAX_HOLLOW))
     if len(frames) == 3:
         _attach(request, frames[2])
@@ -266,6 +287,97 @@ def encode_rank(message: WorkerRequest | WorkerResponse) -> bytes:
 
 def _bad_op(error: Undecodable) -> WireError:
     return WireError("unknown_op" if isinstance(error, helexa.UnknownOp) else "bad_request", str(error))
+
+
+# ---- messages of layer workers --------------------------------------------------------------------------------------
+
+
+def encode_layers(message: LayerTraffic) -> bytes:
+    """A bare message. ZrtError too_large."""
+    return _written(_write_layers(message), MAX_FRAME)
+
+
+def decode_layers(frame: "Buffer") -> LayerTraffic:
+    """A bare message, whose tensor is as large as its shape says. WireError bad_request, unknown_op, too_large."""
+    message = _read_layer_message(_view(frame, MAX_FRAME))
+    _check_raw(message)
+    return message
+
+
+def raw_tensor(message: LayerTraffic) -> RawTensor | Tensor | None:
+    """The tensor that a message carries."""
+    match message:
+        case SingleOp() | Batch():
+            return message.x
+        case Tensor():
+            return message
+        case _:
+            return None
+
+
+def _write_layers(message: LayerTraffic) -> bytes:
+    if isinstance(message, WorkerInfo) and message.latency > _U64_MAX:
+        message = replace(message, latency=_U64_MAX)
+    return _encoder.encode(message)
+
+
+def _hollow(message: LayerTraffic) -> "tuple[LayerTraffic, list[bytes | memoryview]]":
+    """The message with its data in a frame of its own, where it is large."""
+    carrier = message if isinstance(message, ModelDataChunk) else raw_tensor(message)
+    if carrier is None or memoryview(carrier.data).nbytes < INLINE:
+        return message, []
+    data = memoryview(carrier.data)
+    _room(data.nbytes, MAX_FRAME)
+    return _with_data(message, memoryview(b"")), [_octets(data)]
+
+
+def _with_data(message: LayerTraffic, data: memoryview) -> LayerTraffic:
+    match message:
+        case SingleOp():
+            return replace(message, x=replace(message.x, data=data))
+        case Batch():
+            return replace(message, x=replace(message.x, data=data))
+        case Tensor() | ModelDataChunk():
+            return replace(message, data=data)
+    return message
+
+
+def _read_layers(header: Header, frames: "Sequence[Buffer]") -> LayerTraffic:
+    message = _read_layer_message(_view(frames[1], MAX_HEADER))
+    if len(frames) == 3:
+        carrier = message if isinstance(message, ModelDataChunk) else raw_tensor(message)
+        if carrier is None:
+            raise WireError("bad_request", "a data frame goes with a tensor or a chunk alone")
+        if len(carrier.data) != 0:
+            raise WireError("bad_request", "data: expected none in the body beside a data frame")
+        carrier.data = _view(frames[2], MAX_FRAME)
+    raw = _check_raw(message)
+    if header.steps and isinstance(message, SingleOp | Batch):
+        rows = sum(step.n for step in header.steps)
+        if raw is None or len(raw.shape) != 3 or raw.shape[1] != rows:
+            raise WireError("bad_request", f"x.shape: expected [1, {rows}, hidden], got {raw.shape if raw else None}")
+    return message
+
+
+def _read_layer_message(frame: memoryview) -> LayerTraffic:
+    try:
+        return _layers.decode(frame)
+    except (ValueError, RecursionError) as error:
+        raise bad_tagged("layers", error, frame, LayerTraffic) from None
+
+
+def _check_raw(message: LayerTraffic) -> RawTensor | Tensor | None:
+    """A known dtype, and as many bytes as the shape says."""
+    raw = raw_tensor(message)
+    if raw is None:
+        return None
+    if raw.dtype >= len(RAW_DTYPES):
+        raise WireError("bad_request", f"dtype: unknown dtype tag: {raw.dtype}")
+    size = math.prod(raw.shape) * RAW_SIZES[raw.dtype]
+    if len(raw.data) != size:
+        text = f"data: expected {size} bytes for {RAW_DTYPES[raw.dtype]} of shape {raw.shape}, got {len(raw.data)}"
+        raise WireError("bad_request", text)
+    return raw
 
 
 # ---- client messages ------------------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """A whole cluster in this process: the real coordinator and block servers with real sockets and lanes, on the test's own loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from zrt.actors.block_server import BlockServer
 from zrt.actors.coordinator import Coordinator
+from zrt.actors.layer_worker import LayerWorker
 from zrt.runtime.client import Client
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import Conf, parse
@@ -27,6 +29,23 @@ class Local:
     servers: list[BlockServer]
     client: Client
     stack: AsyncExitStack
+    workers: dict[str, LayerWorker]
+    cache: Path
+
+    async def join_worker(self, name: str) -> LayerWorker:
+        """Start a layer worker. All have one cache, as if they were one after the other on one machine."""
+        worker = LayerWorker(
+            name,
+            join=self.coordinator.endpoint,
+            cache=self.cache,
+            device="cpu",
+            threads=1,
+            listen="tcp://127.0.0.1:0",
+        )
+        await worker.start()
+        self.stack.push_async_callback(worker.stop)
+        self.workers[name] = worker
+        return worker
 
     async def join(self, name: str, memory: int = 0) -> BlockServer:
         """Start one more block server."""
@@ -90,9 +109,11 @@ def cluster_file(
     threads: int = 1,
     replicas: int = 1,
     tp: Sequence[int] = (),
+    lend: Mapping[str, Sequence[str]] | None = None,
     **settings: object,
 ) -> str:
-    """A cluster file on a free port. `stages` are block ranges, None where planned; `tp` the ranks of each, if it is not 1.
+    """A cluster file on a free port. `stages` are block ranges, None where planned; `tp` the ranks of each, if it is not 1; `lend` the
+    blocks of the first stage that each layer worker holds.
 
     Settings are `table_key=value`.
     """
@@ -118,6 +139,11 @@ def cluster_file(
         lines.append(f"replicas = {replicas}")
         if blocks is not None:
             lines.append(f'blocks = "{blocks}"')
+        for worker, held in (lend or {}).items() if number == 0 else ():
+            for each in held:
+                lines += ["[[stage.lend]]", f'worker = "{worker}"', f'blocks = "{each}"']
+    for worker in lend or {}:
+        lines += ["[[worker]]", f'name = "{worker}"', "join = true"]
     return "\n".join(lines)
 
 
@@ -134,12 +160,15 @@ async def local_cluster(folder: Path, stages: Sequence[str | None], **settings: 
         await coordinator.start()
         stack.push_async_callback(coordinator.stop)
         client = await stack.enter_async_context(Client(coordinator.endpoint))
-        cluster = Local(coordinator, [], client, stack)
+        cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = Local(coordinator, [], client, stack, {}, cache)
         for stage, stage_conf in enumerate(conf.stages):
             for replica in range(stage_conf.replicas):
                 await cluster.join(seat_name(stage, replica, stage_conf.replicas))
         for name in spare_names(conf):
             await cluster.join(name, conf.spares.memory or 0)
+        for worker in conf.workers:
+            await cluster.join_worker(worker.name)
         await until_ready(client)
         yield cluster
 

@@ -6,7 +6,7 @@
 | coordinator | client | Ok Error Accepted Progress Piece Finished Cluster Drained | client.py |
 | any process | coordinator | Register Beat | control.py |
 | `zrt up` | coordinator | ChildDied | control.py |
-| coordinator | block server | Assign SetState Open Credit Close | control.py |
+| coordinator | block server | Assign Workers SetState Open Credit Close | control.py |
 | block server | coordinator | StateChanged LoadProgress Opened Sampled Filled StepFailed | control.py |
 | coordinator | first stage | InferenceRequest (token ids: prompts and replays) | inference.py |
 | stage | next stage | InferenceRequest (hidden states) | inference.py |
@@ -15,6 +15,9 @@
 | block server, as leader | its TP ranks | Ping Init NcclSanityCheck AssignStage LoadDenseShard OpenSession StepBatch … | ranks.py |
 | TP rank | its leader | Pong InitOk NcclSanityResult … Error: one response each | ranks.py |
 | any peer, bare | TP rank | any of ranks.py's requests -> its response | ranks.py |
+| block server, as master | its layer workers | Hello SingleOp Batch Goodbye LayerAssignment ModelDataChunk … | layers.py |
+| layer worker | its master | WorkerInfo Tensor LayerAssignmentAck WorkerReady … WorkerError: one answer each | layers.py |
+| any peer, bare | layer worker | any of layers.py's that a worker takes -> its answer | layers.py |
 | coordinator | `zrt up` | Kill | control.py |
 | coordinator | any process | Registered Shutdown | control.py |
 

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from zrt.runtime.messages.header import MOST_STAGES, U32, U64, HopTime, Label, Name
 from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 
-ActorKind = Literal["coordinator", "block_server", "supervisor"]
+ActorKind = Literal["coordinator", "block_server", "layer_worker", "supervisor"]
 ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drained", "stopped", "failed"]
 
 Serving = Literal["ready", "draining", "drained"]
@@ -59,6 +59,14 @@ class Failed(Control):
 # ---- received by the coordinator ------------------------------------------------------------------------------------
 
 
+class Lend(Struct, frozen=True):
+    """Blocks first..last (inclusive, global) of a stage, which the layer worker of this name holds."""
+
+    worker: Name
+    first: U64
+    last: U64
+
+
 class Assignment(Struct, frozen=True):
     """What a block server holds: blocks first..last (inclusive, global) of `num_blocks`, in `dtype`, with `kv_bytes` of KV memory.
 
@@ -79,6 +87,8 @@ class Assignment(Struct, frozen=True):
     idle_s: float
     tp: U64 = 1
     """Ranks the blocks are split over; each takes its share of `kv_bytes`."""
+    lend: list[Lend] = []
+    """The runs of blocks that layer workers hold, each with its share of `kv_bytes`; addresses come as `Workers`."""
 
 
 class Register(Control):
@@ -257,6 +267,12 @@ class Assign(Control):
     assignment: Assignment
 
 
+class Workers(Control):
+    """The layer workers that are there. Told to block servers that lend, when they are assigned and at each change."""
+
+    workers: list[Address]
+
+
 class SetState(Control):
     """Drain, or serve again: outside `ready` no new bare session is taken. Answered by `Done`, after all that was sent before it was heard."""
 
@@ -346,6 +362,7 @@ ControlMessage = (
     | ChildDied
     | Registered
     | Assign
+    | Workers
     | SetState
     | Open
     | Opened

@@ -34,7 +34,7 @@ class Running:
         for child in psutil.Process(self.process.pid).children():
             with suppress(psutil.Error):
                 words = child.cmdline()
-                if words[3:4] != ["actor"]:
+                if words[3:4] not in (["actor"], ["worker"]):
                     continue  # it is being started, or is just ending
                 found[words[words.index("--name") + 1] if "--name" in words else words[4]] = child
         return found

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from zrt.runtime import config
-from zrt.runtime.config import Cluster, Conf, Kv, Limits, Model, Spares, Stage
+from zrt.runtime.config import Cluster, Conf, Kv, Lend, Limits, Model, Spares, Stage, Worker
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks
 
@@ -112,7 +112,8 @@ def test_sizes(size: str, count: int) -> None:
         (SMALL + "[spares]\ncount = -1", ["[spares] count", ">= 0"]),
         (SMALL + "[spares]\nmemory = '1GB'", ["[spares] memory", "'1GB'", "GiB"]),
         (SMALL + "[spares]\nblocks = '0-3'", ["blocks", "[spares]", "count, device, threads, memory"]),
-        (SMALL + "lend = 2", ["[[stage]] 1", "lend is no key", "blocks, replicas, device, threads, memory, tp"]),
+        (SMALL + "lent = 2", ["[[stage]] 1", "lent is no key", "blocks, replicas, device, threads, memory, tp, lend"]),
+        (SMALL + "lend = 2", ["[[stage]] 1 lend", "must be a list of tables, not 2"]),
         (SMALL + "tp = 0", ["[[stage]] 1 tp", ">= 1"]),
         (SMALL + "theads = 2", ["theads", "did you mean threads?"]),
         (SMALL + "[cluster]\nlistne = 'x'", ["[cluster]", "did you mean listen?", "name, listen, insecure"]),
@@ -233,3 +234,45 @@ def test_a_conf_cannot_be_changed_by_those_who_read_it() -> None:
     with pytest.raises(AttributeError):
         conf.model.ref = "x"  # type: ignore[misc]
     assert msgspec.structs.replace(conf.model, ref="x").ref == "x"
+
+
+def test_the_readme_lends_to_another_machine() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    conf = config.parse(readme.split("```toml\n")[2].partition("```")[0], "README.md")
+    assert (conf.stages[0].lend, conf.workers) == ((Lend("attic", Blocks(10, 19)),), (Worker("attic", join=True),))
+
+
+LENDS = '[model]\nref = "m"\n[[stage]]\n[[stage.lend]]\nworker = "attic"\nblocks = "3-4"\n[[worker]]\nname = "attic"\njoin = true\n'
+
+
+def test_a_stage_may_lend_blocks_to_a_worker() -> None:
+    conf = config.parse(LENDS, "")
+    assert conf.stages[0].lend == (Lend("attic", Blocks(3, 4)),)
+    assert conf.workers == (Worker("attic", join=True),)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('"3-4"', '"3"\n[[stage.lend]]\nworker = "attic"\nblocks = "2-3"', "[[stage]] 1 lend: 3-3 and 2-3 overlap"),
+        ('worker = "attic"', 'worker = "cellar"', "there is no [[worker]] cellar; there are: attic"),
+        ("[[stage]]", "[[stage]]\ntp = 2", "a stage with tp 2 lends nothing"),
+        ("[[stage]]", "[[stage]]\nreplicas = 2", "so a stage that lends has one replica"),
+        ('blocks = "3-4"', "", "[[stage]] 1 lend: [[stage.lend]] 1 lacks blocks"),
+        ("[[worker]]", '[[worker]]\nname = "x"\n[[worker]]', "[[worker]] x: no [[stage.lend]] names it"),
+        ("[[worker]]", '[[worker]]\nname = "attic"\n[[worker]]', "[[worker]] attic: two have this name"),
+        (
+            "[[worker]]",
+            '[[stage]]\n[[stage.lend]]\nworker = "attic"\nblocks = "9"\n[[worker]]',
+            "[[stage]] 2 lend: attic serves [[stage]] 1 already",
+        ),
+    ],
+)
+def test_what_cannot_be_lent_is_said(before: str, after: str, said: str) -> None:
+    assert said in refusal(LENDS.replace(before, after))
+
+
+@pytest.mark.parametrize("words", [{"stages": 2}, {"tp": 2}])
+def test_the_command_line_does_not_override_stages_that_lend(words: dict[str, int]) -> None:
+    with pytest.raises(ZrtError, match="lend"):
+        config.override(config.parse(LENDS, ""), **words)

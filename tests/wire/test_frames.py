@@ -210,10 +210,10 @@ def test_the_number_of_frames_is_fixed(message, extra):
 
 
 def test_an_unknown_schema_is_an_unknown_op_and_carries_the_header():
-    header = Header(PROTOCOL, "front", 5, request=9, body="layers")
+    header = Header(PROTOCOL, "front", 5, request=9, body="dance")
     error = refused(header, frames=[msgspec.msgpack.encode(header), b"\x80"])
     assert error.kind == "unknown_op"
-    assert "header.body: expected inference, control, ranks, got 'layers'" in str(error)
+    assert "header.body: expected inference, control, ranks, layers, got 'dance'" in str(error)
     assert error.header == header
 
 

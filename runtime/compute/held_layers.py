@@ -1,0 +1,150 @@
+"""The layers that a layer worker holds, and what its lane does with them. One thread at a time; every call blocks.
+
+Layers that are held together are one engine with one KV cache, and run as one. What runs them is all or nothing: if a step cannot run, none does.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zrt.runtime.compute.engine import Engine, Work
+from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.weights import Source
+from zrt.runtime.errors import ZrtError
+
+Blocks = tuple[int, int]
+"""First and last of a contiguous run, inclusive, global."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What became of a batch: `output` [Σn, hidden], or None and the fault of each step that kept it from running. `have`: the tokens then held."""
+
+    output: Tensor | None
+    have: list[int]
+    faults: list[ZrtError | None]
+
+
+def runs_of(layers: Sequence[int]) -> list[Blocks]:
+    """Ascending layers as contiguous runs."""
+    runs: list[Blocks] = []
+    for layer in layers:
+        if runs and runs[-1][1] + 1 == layer:
+            runs[-1] = (runs[-1][0], layer)
+        else:
+            runs.append((layer, layer))
+    return runs
+
+
+class HeldLayers:
+    """`engines` by the run each holds."""
+
+    def __init__(self, engines: dict[Blocks, Engine]) -> None:
+        self._engines = engines
+
+    @classmethod
+    def load(
+        cls,
+        spec: ModelSpec,
+        source: Source,
+        runs: Sequence[Blocks],
+        *,
+        dtype: torch.dtype,
+        kv_bytes: int,
+        context: int,
+        sessions: int,
+        device: str,
+    ) -> "HeldLayers":
+        """Read the runs; `kv_bytes` are shared out by their layers.
+
+        ZrtError as Engine.read, and bad_request for the model's first and last layer: embedding and head are with them.
+        """
+        for first, last in runs:
+            if first < 1 or last > spec.num_blocks - 2:
+                raise ZrtError(
+                    "bad_request",
+                    f"layers {first}-{last}: of this model, a worker holds some of 1-{spec.num_blocks - 2}",
+                )
+        count = sum(last - first + 1 for first, last in runs)
+        return cls(
+            {
+                run: Engine.read(
+                    spec,
+                    source,
+                    run,
+                    dtype=dtype,
+                    kv_bytes=kv_bytes * (run[1] - run[0] + 1) // count,
+                    context=context,
+                    sessions=sessions,
+                    device=device,
+                )
+                for run in runs
+            }
+        )
+
+    @property
+    def dtype(self) -> str:
+        return next(iter(self._engines.values())).dtype
+
+    @property
+    def hidden(self) -> int:
+        return next(iter(self._engines.values())).spec.hidden_size
+
+    def chain(self, layers: Sequence[int]) -> list[Engine]:
+        """The engines that these layers, in this order, are. ZrtError bad_request: one is not held, or only as a part of more."""
+        engines, at = [], 0
+        while at < len(layers):
+            run = next((run for run in self._engines if run[0] <= layers[at] <= run[1]), None)
+            held = ", ".join(f"{first}-{last}" for first, last in self._engines)
+            if run is None:
+                raise ZrtError("bad_request", f"layer {layers[at]} is not held here; held are {held}")
+            whole = list(range(run[0], run[1] + 1))
+            if list(layers[at : at + len(whole)]) != whole:
+                raise ZrtError("bad_request", f"layer {layers[at]} runs together with {run[0]}-{run[1]} alone")
+            engines.append(self._engines[run])
+            at += len(whole)
+        return engines
+
+    def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
+        """As Engine.open: what all of them hold."""
+        return min(engine.open(key, length, names, prompt) for engine in self._engines.values())
+
+    def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
+        """As Engine.close."""
+        for engine in self._engines.values():
+            engine.close(key, names)
+
+    def run(self, chain: Sequence[Engine], works: Sequence[Work]) -> Ran:
+        """Run the steps through a chain of engines, their rows [n, hidden] one after the other."""
+        for done, engine in enumerate(chain):
+            try:
+                result = engine.turn(works)
+            except BaseException:
+                self._undo(chain[:done], works)
+                raise
+            faults = [outcome.fault for outcome in result.outcomes]
+            if any(faults):
+                self._undo(
+                    chain[: done + 1], [work for work, fault in zip(works, faults, strict=True) if fault is None]
+                )
+                self._undo(chain[:done], [work for work, fault in zip(works, faults, strict=True) if fault is not None])
+                have = [min(each.have(work.key) for each in chain) for work in works]
+                return Ran(None, have, faults)
+            assert result.output is not None
+            rows = torch.split(result.output, [work.n for work in works])
+            works = [
+                Work(work.key, work.seq_pos, work.n, part, opens=work.opens)
+                for work, part in zip(works, rows, strict=True)
+            ]
+        return Ran(
+            torch.cat([work.rows for work in works]), [work.seq_pos + work.n for work in works], [None] * len(works)
+        )
+
+    def _undo(self, engines: Sequence[Engine], works: Sequence[Work]) -> None:
+        """Forget what these steps added."""
+        for engine in engines:
+            for work in works:
+                if engine.have(work.key) > work.seq_pos:
+                    engine.truncate(work.key, work.seq_pos)

@@ -1,0 +1,100 @@
+"""Layers lent to workers under `zrt up`: one that it starts, and one that joins from elsewhere with a cache of its own."""
+
+import json
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from running import run_zrt, running, start_zrt
+from transformers import AutoModelForCausalLM
+
+from zrt.runtime import config
+
+CONF = Path(__file__).parents[2] / "conf" / "layers.toml"
+PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
+TOKENS = 24
+FILE = """
+[cluster]
+listen = "tcp://127.0.0.1:0"
+[model]
+ref = "{folder}"
+context = 128
+[kv]
+bytes = "16MiB"
+[[stage]]
+threads = 1
+[[stage.lend]]
+worker = "attic"
+blocks = "1-2"
+[[stage.lend]]
+worker = "cellar"
+blocks = "4"
+[[worker]]
+name = "attic"
+threads = 1
+[[worker]]
+name = "cellar"
+join = true
+"""
+
+
+@contextmanager
+def joining(name: str, endpoint: str, home: Path) -> Iterator["subprocess.Popen[str]"]:
+    process = start_zrt("worker", "--join", endpoint, "--name", name, "--threads", "1", home=home)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_cluster_lends_to_a_worker_of_its_own_and_to_one_elsewhere_and_outlives_both(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = make_model("llama", num_hidden_layers=6)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = model.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=TOKENS, pad_token_id=0)
+    wanted = ids[0, len(PROMPT) :].tolist()
+    file = tmp_path / "layers.toml"
+    file.write_text(FILE.format(folder=folder).replace("127.0.0.1:0", f"127.0.0.1:{port}"))
+    words = ["--token-ids", ",".join(map(str, PROMPT)), "--max-tokens", str(TOKENS), "--temperature", "0", "--json"]
+    here, there = tmp_path / "here", tmp_path / "there"
+    with joining("cellar", f"tcp://127.0.0.1:{port}", there) as cellar, running(str(file), home=here) as cluster:
+
+        def ask() -> list[int]:
+            answer = cluster.zrt("generate", *words)
+            assert answer.returncode == 0, answer.stderr
+            token_ids: list[int] = json.loads(answer.stdout)["token_ids"]
+            return token_ids
+
+        assert ask() == wanted
+        assert [path.name for path in there.rglob("*.safetensors")] == ["layer-00004.safetensors"]
+        assert len(list(here.rglob("*.safetensors"))) == 2
+        cluster.children()["attic"].kill()
+        assert ask() == wanted
+        cellar.kill()
+        with joining("cellar", cluster.endpoint, there) as again:
+            assert ask() == wanted
+            assert cluster.end() == 0
+            assert again.poll() is None  # it outlives the cluster, for the next one
+
+
+@pytest.mark.demo
+@pytest.mark.chaos
+def test_the_packaged_file_lends_ten_blocks_of_the_demo_model(demo_model: Path, tmp_path: Path) -> None:
+    conf = config.load(CONF)
+    assert [(lend.worker, str(lend.blocks)) for lend in conf.stages[0].lend] == [("attic", "10-19")]
+    file = tmp_path / "layers.toml"
+    text = CONF.read_text().replace('name = "layers"', 'name = "layers"\nlisten = "tcp://127.0.0.1:0"', 1)
+    file.write_text(text.replace('"smollm2-135m"', f'"{demo_model}"'))
+    words = ["--prompt", "What is the capital of France?", "--temperature", "0", "--max-tokens", "12"]
+    answer = run_zrt("up", str(file), *words, home=tmp_path, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    assert "Paris" in answer.stdout

@@ -1,0 +1,145 @@
+"""A block server that lends blocks to layer workers: a whole cluster in this process. What comes out is transformers' own."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from clusters import Local, local_cluster
+from peers import until
+from transformers import AutoModelForCausalLM
+
+from zrt.actors import lent_layers
+from zrt.actors.lent_layers import LentLayers
+from zrt.runtime.messages.layers import Batch
+
+PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
+TOKENS = 32
+LENT = {
+    "one run": {"attic": ["1-3"]},
+    "two workers": {"attic": ["1-2"], "cellar": ["3-4"]},
+    "interleaved": {"attic": ["1", "3", "5"]},
+    "interleaved, two workers": {"attic": ["1", "4"], "cellar": ["2-3", "6"]},
+}
+
+
+def reference(folder: Path, prompt: list[int], tokens: int) -> list[int]:
+    """transformers' greedy ids."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=tokens, pad_token_id=0)
+    return ids[0, len(prompt) :].tolist()
+
+
+@pytest.fixture
+def model(make_model: Callable[..., Path]) -> Path:
+    return make_model("llama", num_hidden_layers=8)
+
+
+def lent_by(cluster: Local) -> LentLayers:
+    lent = cluster.servers[0]._lent
+    assert lent is not None
+    return lent
+
+
+@pytest.mark.parametrize("lend", LENT)
+async def test_lent_layers_give_the_models_own_tokens(model: Path, lend: str) -> None:
+    wanted = reference(model, PROMPT, TOKENS)
+    async with local_cluster(model, [None], lend=LENT[lend]) as cluster:
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}),
+        ("qwen3", {"head_dim": 32}),
+        ("gemma2", {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 32}),
+    ],
+)
+async def test_every_family_is_lent(make_model: Callable[..., Path], family: str, config: dict[str, object]) -> None:
+    folder = make_model(family, num_hidden_layers=6, **config)
+    wanted = reference(folder, PROMPT, TOKENS)
+    async with local_cluster(folder, ["0-4", "5"], lend={"attic": ["1", "3-4"]}) as cluster:
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
+
+
+async def test_random_weights_are_drawn_by_the_worker_itself(model: Path) -> None:
+    settings = {"model_weights": "random"}
+    async with local_cluster(model, [None], **settings) as cluster:
+        wanted = await cluster.greedy(PROMPT, TOKENS)
+    async with local_cluster(model, [None], lend={"attic": ["2-5"]}, **settings) as cluster:
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
+        assert not list(cluster.cache.rglob("*.safetensors"))
+
+
+async def test_steps_of_many_sessions_are_one_hop(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[*PROMPT, number] for number in range(10, 16)]
+    wanted = [reference(model, prompt, TOKENS) for prompt in prompts]
+    async with local_cluster(model, [None], lend={"attic": ["1-6"]}) as cluster:
+        server = cluster.servers[0]
+        ask, hops = server.ask, []
+
+        async def count(to, body, **words):  # type: ignore[no-untyped-def]
+            if isinstance(body, Batch):
+                hops.append(len(words["steps"]))
+            return await ask(to, body, **words)
+
+        monkeypatch.setattr(server, "ask", count)
+        said = await asyncio.gather(*(cluster.greedy(prompt, TOKENS) for prompt in prompts))
+        assert said == wanted
+        assert max(hops) == 6
+        assert len(hops) == server.turns.tally.turns
+        assert sum(hops) == server.turns.tally.steps
+        await until(lambda: server.load().kv.used == 0)
+
+
+async def test_a_cached_prefix_is_found_in_all_runs(model: Path) -> None:
+    prompt = [*PROMPT * 5]
+    async with local_cluster(model, [None], lend={"attic": ["2-5"]}) as cluster:
+        first = await cluster.greedy(prompt, 4)
+        before = cluster.servers[0].load().tokens
+        assert await cluster.greedy(prompt, 4) == first
+        assert cluster.servers[0].load().tokens - before < len(prompt) // 2
+
+
+@pytest.mark.parametrize("again", [pytest.param("at once", marks=pytest.mark.chaos), "later"])
+async def test_a_worker_that_is_lost_costs_time_but_no_tokens(model: Path, again: str) -> None:
+    wanted = reference(model, PROMPT, 200)
+    async with local_cluster(model, [None], lend={"attic": ["1-3"], "cellar": ["5"]}) as cluster:
+        running = asyncio.create_task(cluster.greedy(PROMPT, 200))
+        await until(lambda: cluster.servers[0].turns.tally.turns > 20)
+        await cluster.workers["attic"].stop()
+        if again == "later":
+            await cluster.until(lambda seen: not seen.ready)
+        await cluster.join_worker("attic")
+        assert await running == wanted
+
+
+@pytest.mark.chaos
+async def test_a_worker_that_hangs_is_replaced(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lent_layers, "STEP_S", 1.0)
+    wanted = reference(model, PROMPT, 200)
+    async with local_cluster(model, [None], lend={"attic": ["1-3"]}) as cluster:
+        running = asyncio.create_task(cluster.greedy(PROMPT, 200))
+        await until(lambda: cluster.servers[0].turns.tally.turns > 20)
+        worker = cluster.workers["attic"]
+        hang = asyncio.create_task(worker._lane.run(time.sleep, 3.0))
+        assert await running == wanted
+        await hang
+
+
+async def test_what_a_worker_was_sent_is_not_sent_again(model: Path) -> None:
+    async with local_cluster(model, [None], lend={"attic": ["1-3"]}) as cluster:
+        files = sorted(cluster.cache.rglob("*.safetensors"))
+        assert [file.name for file in files] == [f"layer-{number:05d}.safetensors" for number in (1, 2, 3)]
+        assert not list(cluster.cache.rglob("*.part"))
+        times = [file.stat().st_mtime_ns for file in files]
+        await cluster.workers["attic"].stop()
+        await cluster.until(lambda seen: not seen.ready)
+        await cluster.join_worker("attic")
+        await cluster.until(lambda seen: seen.ready)
+        assert [file.stat().st_mtime_ns for file in files] == times
