@@ -58,6 +58,8 @@ read = w.nbytes / rate(lambda: torch.nn.functional.linear(x, w), 20)
 flops = 2 * 8192**3 / rate(lambda: a @ b, 5)
 print(json.dumps({"card": torch.cuda.get_device_name(), "read_gb_s": read / 1e9, "bf16_tflops": flops / 1e12}))
 """
+QUIET_S = 1.2
+"""After so long nobody decodes, and a prompt has the turns to itself."""
 KV_TOKEN_BYTES = 2 * 8 * 128 * 2
 
 
@@ -87,6 +89,7 @@ async def measure(endpoint: str, asked: argparse.Namespace, card: dict[str, Any]
         await one(client, 512, 32, 1)
         for number in range(asked.prefills):
             for length in (512, 2048):
+                await asyncio.sleep(QUIET_S)
                 times = await one(client, length, 2, 100 + 10 * number + length)
                 figures.setdefault(f"ttft_ms_{length}", []).append(1e3 * (times[1] - times[0]))
         for count in asked.sessions:
@@ -158,7 +161,17 @@ def main() -> None:
                 process.terminate()
                 process.wait(60)
     print(
-        json.dumps({"bench": "gpu", **card, "stages": asked.stages, "ready_s": round(ready_s, 1), **figures}, indent=1)
+        json.dumps(
+            {
+                "bench": "gpu",
+                **card,
+                "stages": asked.stages,
+                "chunk": asked.chunk,
+                "ready_s": round(ready_s, 1),
+                **figures,
+            },
+            indent=1,
+        )
     )
 
 
