@@ -250,7 +250,8 @@ class Coordinator(Actor):
             if assignment.lend:
                 self.tell(address, self._workers())
         except ZrtError as error:
-            log.warning("%s took no assignment: %s", address.name, error)
+            level = logging.INFO if error.kind == "stage_lost" else logging.WARNING  # that it died is told elsewhere
+            log.log(level, "%s took no assignment: %s", address.name, error)
             self._gone(address.name, address.incarnation)
 
     def _on_beat(self, envelope: Envelope) -> Control:

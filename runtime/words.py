@@ -135,7 +135,9 @@ def size(text: str) -> int:
 
 
 def session(text: str) -> int:
-    """A session id, in hexadecimal digits."""
-    if not re.fullmatch("[0-9A-Fa-f]{1,16}", text):
+    """A session id: 16 hexadecimal digits, as people are shown it, else the number that JSON has."""
+    if re.fullmatch("[0-9A-Fa-f]{16}", text):
+        return int(text, 16)
+    if not re.fullmatch("[0-9]{1,19}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a session id: `zrt status` shows them")
-    return int(text, 16)
+    return int(text)
