@@ -303,6 +303,8 @@ class LentLayers:
             part = list(works)
             output = None
             for run in self._runs:
+                if run is not self._runs[-1]:  # what is picked is picked at the end
+                    part = [replace(work, sampler=None, logits=False) for work in part]
                 if isinstance(run, Engine):
                     result = await self._lane.run(run.turn, part, threads)
                 else:
