@@ -305,11 +305,14 @@ class Coordinator(Actor):
         if message.incarnation:  # else it was never ready, so whoever has its name is another
             self._gone(message.name, message.incarnation)
         again = "is started again" if message.restarting else "is not started again"
-        self.happened.add("death", message.name, f"ended with status {message.exit}; it {again}")
+        news = True
         if message.restarting:
             self.roster.restarted(message.name)
         else:
-            self.roster.lost(message.name, f"{message.name} ended with status {message.exit} and is not started again")
+            why = f"{message.name} ended with status {message.exit} and is not started again"
+            news = self.roster.lost(message.name, why)
+        if news:
+            self.happened.add("death", message.name, f"ended with status {message.exit}; it {again}")
         self._place()
         return Done()
 

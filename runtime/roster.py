@@ -166,12 +166,13 @@ class Roster:
         self._seating.awaited.discard(name)
         self._restarts[name] = self._restarts.get(name, 0) + 1
 
-    def lost(self, name: str, why: str) -> None:
-        """A process that will not be started again; nothing if another has come in its name meanwhile."""
-        if name in self._entries:
-            return
+    def lost(self, name: str, why: str) -> bool:
+        """A process that will not be started again; whether that is news. It is not where another has come in its name meanwhile."""
+        if name in self._entries or name in self._lost:
+            return False
         self._seating.awaited.discard(name)
         self._lost[name] = why
+        return True
 
     def silent(self, now: float, limit: float) -> list[Entry]:
         """Processes without a beat for more than `limit` seconds."""
