@@ -69,7 +69,7 @@ def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
     assert "it is not UTF-8" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["generate", "hi"], ["status"], ["down"], ["chat"], ["cancel", "1f"]])
+@pytest.mark.parametrize("words", [["generate", "hi"], ["status"], ["down"], ["chat"], ["cancel", "31"]])
 def test_no_cluster(words: list[str], tmp_path: Path) -> None:
     done = run_zrt(*words, home=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
@@ -178,7 +178,7 @@ def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         (["generate", "w9 " * 300], "context_exceeded", f"the context holds {CONTEXT}"),
         (["generate", "--token-ids", "1,160"], "bad_request", "token id 160 is outside the vocabulary of 160"),
         (["generate", "--token-ids", "1", "--raw"], "bad_request", "raw goes with prompt alone"),
-        (["cancel", "abc"], "unknown_session", "0000000000000abc"),
+        (["cancel", "0000000000000abc"], "unknown_session", "0000000000000abc"),
     ],
 )
 def test_a_request_that_cannot_be_served(words: list[str], kind: str, named: str, cluster: Running) -> None:
