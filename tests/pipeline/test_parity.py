@@ -45,8 +45,8 @@ async def through_stages(
         assert engine is not None
         forward = engine._decoder.forward
 
-        def record(steps: object, x: Tensor) -> Tensor:
-            logits = forward(steps, x)  # type: ignore[arg-type]
+        def record(steps: object, x: Tensor, **options: bool) -> Tensor:
+            logits = forward(steps, x, **options)  # type: ignore[arg-type]
             if len(logits):
                 seen.append(logits.clone())
             return logits
