@@ -44,7 +44,9 @@ def answers(demo_model: Path) -> dict[str, list[int]]:
     return found
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.chaos), 2, pytest.param(3, marks=pytest.mark.chaos)])
+@pytest.fixture(
+    scope="module", params=[pytest.param(1, marks=pytest.mark.chaos), 2, pytest.param(3, marks=pytest.mark.chaos)]
+)
 def cluster(
     request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
