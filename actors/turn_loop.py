@@ -89,6 +89,7 @@ class TurnLoop:
         """Forget the session's steps and return them; they are counted as stale."""
         dropped = self._queue.drop(key) + self._parked.pop(key, [])
         self.tally.dropped_stale += len(dropped)
+        self._wake.set()  # others of its slot may have waited for it
         return dropped
 
     async def release(self, key: Hashable, names: Sequence[int] | None = None) -> None:

@@ -20,7 +20,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, out: Tensor, scale: Tensor)
     torch.linalg.vector_norm(wide, dim=-1, keepdim=True, out=scale)
     torch.addcmul(eps, scale, scale, value=1 / x.shape[-1], out=scale)
     scale.rsqrt_()
-    if weight.dtype == x.dtype:
+    if wide is x:  # not ours to write over
+        torch.mul(x, scale, out=out)
+        out.mul_(weight)
+    elif weight.dtype == x.dtype:
         out.copy_(wide.mul_(scale))
         out.mul_(weight)
     else:

@@ -6,8 +6,6 @@ import torch
 from zrt.runtime.compute import native
 from zrt.runtime.compute.linear import DenseLinear, PackedLinear, linear
 
-ROWS = [*range(1, 34), 95, 96, 97, 104, 150]
-
 
 @pytest.mark.parametrize("n", [*range(1, 34), 97, 150])
 @pytest.mark.parametrize(("outs", "k"), [(16, 4), (33, 60), (48, 64), (130, 576), (576, 8)])

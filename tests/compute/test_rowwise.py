@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from zrt.runtime.compute import rowwise
+from zrt.runtime.compute import native, rowwise
+from zrt.runtime.compute.gate import gate_
+from zrt.runtime.compute.norm import rms_norm
+from zrt.runtime.compute.rope import rotate_
 
 ROWS = [1, 2, 3, 40, 700]
 
@@ -57,3 +60,24 @@ def test_a_gate(rows: int, gelu: bool) -> None:
     rowwise.gate(gate, up, gelu=gelu)
     assert torch.allclose(gate.double(), wanted, rtol=3e-6, atol=1e-6)
     assert torch.equal(up, kept)
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["by kernels", "by torch"])
+def test_both_ways_are_one_function_and_write_to_nothing_else(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
+    """Where torch came with another OpenMP runtime there are no kernels."""
+    x, weight, eps = torch.randn(3, 48), torch.randn(48), torch.tensor([1e-5])
+    heads, angles, both = torch.randn(3, 4, 16), torch.randn(3, 1, 16), torch.randn(3, 40)
+    wanted = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    swapped = torch.cat((heads[..., 8:], heads[..., :8]), dim=-1)
+    rotated = heads * angles.cos() + swapped * angles.sin()
+    gated = torch.nn.functional.silu(both[:, :20]) * both[:, 20:]
+    if not kernels:
+        monkeypatch.setattr(native, "_parallel", None)
+    out, before = torch.empty(3, 48), x.clone()
+    rms_norm(x, weight, eps, out, torch.empty(3, 1))
+    assert torch.allclose(out, wanted, atol=1e-5)
+    assert torch.equal(x, before)
+    rotate_(heads, (heads[..., 8:], heads[..., :8]), torch.empty_like(heads), angles.cos(), angles.sin())
+    assert torch.allclose(heads, rotated, atol=1e-5)
+    gate_(both[:, :20], both[:, 20:], True)
+    assert torch.allclose(both[:, :20], gated, atol=1e-5)
