@@ -15,9 +15,9 @@ from zrt.runtime.compute.gate import gate_
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.norm import rms_norm
-from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.parallel import NormsOverRanks
 from zrt.runtime.compute.rope import rotary, rotate_
+from zrt.runtime.compute.session_cache import SessionCache
 from zrt.runtime.compute.shard import Block, Shard
 from zrt.runtime.compute.workspace import Views, Workspace
 from zrt.runtime.errors import ZrtError
@@ -26,7 +26,7 @@ from zrt.runtime.errors import ZrtError
 class Decoder:
     """A shard and its cache. Not thread-safe: one lane uses it."""
 
-    def __init__(self, shard: Shard, cache: KVCache | PagedKVCache) -> None:
+    def __init__(self, shard: Shard, cache: SessionCache) -> None:
         self.shard = shard
         self.cache = cache
         self.best: Tensor | None = None

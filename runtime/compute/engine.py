@@ -18,6 +18,7 @@ from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.pages import PoolStats
 from zrt.runtime.compute.parallel import Collectives
 from zrt.runtime.compute.sampling import Picked, Sampler, pick
+from zrt.runtime.compute.session_cache import SessionCache
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.split import Part, part_bytes
@@ -78,7 +79,7 @@ class TurnResult:
 class Engine:
     """Shard, KV cache and sampler of one block server."""
 
-    def __init__(self, shard: Shard, cache: KVCache | PagedKVCache, decoder: Decoder) -> None:
+    def __init__(self, shard: Shard, cache: SessionCache, decoder: Decoder) -> None:
         self.shard = shard
         self.cache = cache
         self._decoder = decoder

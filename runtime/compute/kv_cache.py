@@ -9,14 +9,15 @@ which also keeps closed sessions' pages as cache; a session that begins like ano
 import ctypes
 import mmap
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
-from zrt.runtime.compute.pages import PagePool, PoolStats
+from zrt.runtime.compute.pages import Opening, PagePool
+from zrt.runtime.compute.session_cache import SessionCache
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.tensors import dtype_name
@@ -25,11 +26,8 @@ _MAP_NORESERVE: Final = 0x4000  # <asm-generic/mman.h>; the mmap module does not
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class KVCache:
-    """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most `context` tokens, in `budget` bytes.
-
-    Keys are any hashable. Errors: `unknown_session` for a key that is not open, and those named below. Not thread-safe: one lane uses it.
-    """
+class KVCache(SessionCache):
+    """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most `context` tokens, in `budget` bytes."""
 
     def __init__(
         self,
@@ -49,8 +47,7 @@ class KVCache:
                 "insufficient_memory",
                 f"a KV budget of {budget} bytes is less than one page of blocks {blocks[0]}-{blocks[1]}: {page_bytes} bytes",
             )
-        self.context = context
-        self._pages = PagePool(budget // page_bytes, page_tokens, page_bytes, sessions)
+        super().__init__(PagePool(budget // page_bytes, page_tokens, page_bytes, sessions), context)
         self._memory = _Slab(self._pages.rows, (num_blocks, 2, spec.num_kv_heads, context, spec.head_dim), dtype)
 
     @property
@@ -58,61 +55,15 @@ class KVCache:
         """[rows, blocks, 2, kv heads, context, head_dim]: keys at index 0 of the third dimension, values at 1."""
         return self._memory.tensor
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._pages
-
-    def __len__(self) -> int:
-        return len(self._pages)
-
-    def open(self, key: Hashable, names: Sequence[int] = ()) -> None:
-        """Begin a session whose history's pages have these names, holding the longest prefix that is cached.
-
-        One that is open goes on under the new names. `overloaded` when all sessions are taken.
-        """
-        if key in self._pages:
-            self._pages.rename(key, names)
-            return
-        opening = self._pages.open(key, names)
-        self._give_back()
-        if opening.source != opening.row:
-            slab = self.slab
-            slab[opening.row, ..., : opening.tokens, :] = slab[opening.source, ..., : opening.tokens, :]
-
-    def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """End a session: its full pages that have names become cache, the others' memory comes back. Closing twice is nothing."""
-        self._pages.close(key, names)
-        self._give_back()
-
     def row(self, key: Hashable) -> int:
         """The row of the slab that holds the session."""
         return self._pages.row(key)
 
-    def have(self, key: Hashable) -> int:
-        """Tokens the session holds."""
-        return self._pages.have(key)
+    def _adopt(self, opening: Opening) -> None:
+        slab = self.slab
+        slab[opening.row, ..., : opening.tokens, :] = slab[opening.source, ..., : opening.tokens, :]
 
-    def rewind(self, key: Hashable, n: int) -> None:
-        """Forget tokens from `n` on and give back the pages beyond what is then held."""
-        self._pages.rewind(key, n)
-        self._give_back()
-
-    def reserve(self, key: Hashable, upto: int) -> None:
-        """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be; nothing changes then."""
-        if upto > self.context:
-            raise ZrtError(
-                "context_exceeded", f"session {key!r} would hold {upto} tokens; the context is {self.context}"
-            )
-        self._pages.reserve(key, upto)
-        self._give_back()
-
-    def commit(self, key: Hashable, upto: int) -> None:
-        """Say that tokens `[0, upto)` have been written."""
-        self._pages.commit(key, upto)
-
-    def stats(self) -> PoolStats:
-        return self._pages.stats()
-
-    def _give_back(self) -> None:
+    def _take_back(self) -> None:
         for freed in self._pages.freed():
             self._memory.give_back(freed.row, freed.start)
 

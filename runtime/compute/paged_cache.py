@@ -5,24 +5,22 @@ row. Sessions of an equal prefix share its pages in place: a shared page is full
 after going back is copied first. Sharing makes the pages in use fewer than those counted, so a page that the pool grants is always there.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
-from zrt.runtime.compute.pages import PagePool, PoolStats
+from zrt.runtime.compute.pages import Opening, PagePool
+from zrt.runtime.compute.session_cache import SessionCache
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.tensors import dtype_name
 
 
-class PagedKVCache:
-    """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most `context` tokens, in `budget` bytes of `device`.
-
-    Keys are any hashable. Errors: `unknown_session` for a key that is not open, and those named below. Not thread-safe: one lane uses it.
-    """
+class PagedKVCache(SessionCache):
+    """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most `context` tokens, in `budget` bytes of `device`."""
 
     def __init__(
         self,
@@ -44,11 +42,10 @@ class PagedKVCache:
                 "insufficient_vram",
                 f"a KV budget of {budget} bytes is less than one page of blocks {blocks[0]}-{blocks[1]}: {page_bytes} bytes",
             )
-        self.context = context
+        super().__init__(PagePool(total, page_tokens, page_bytes, sessions), context)
         self.page_tokens = page_tokens
         self.spare_page = total
         """A page beyond the pool's, which no session owns: where rows that pad a batch write."""
-        self._pages = PagePool(total, page_tokens, page_bytes, sessions)
         self._tables = np.zeros((self._pages.rows, self.table_width), dtype=np.int32)
         self._counts = [0] * self._pages.rows
         self._owners = [0] * total
@@ -62,57 +59,14 @@ class PagedKVCache:
                 "insufficient_vram", f"a KV pool of {budget} bytes does not fit in the memory of {device}"
             ) from error
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._pages
-
-    def __len__(self) -> int:
-        return len(self._pages)
-
     @property
     def table_width(self) -> int:
         """Pages of the longest history."""
         return -(-self.context // self.page_tokens)
 
-    def open(self, key: Hashable, names: Sequence[int] = ()) -> None:
-        """Begin a session whose history's pages have these names, holding the longest prefix that is cached.
-
-        One that is open goes on under the new names. `overloaded` when all sessions are taken.
-        """
-        if key in self._pages:
-            self._pages.rename(key, names)
-            return
-        opening = self._pages.open(key, names)
-        self._take_back()
-        if opening.source != opening.row:
-            count = opening.tokens // self.page_tokens
-            shared = self._tables[opening.source, :count]
-            for page in shared.tolist():
-                self._owners[page] += 1
-            self._tables[opening.row, :count] = shared
-            self._counts[opening.row] = count
-
-    def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """End a session: its full pages that have names become cache, the others come back. Closing twice is nothing."""
-        self._pages.close(key, names)
-        self._take_back()
-
-    def have(self, key: Hashable) -> int:
-        """Tokens the session holds."""
-        return self._pages.have(key)
-
-    def rewind(self, key: Hashable, n: int) -> None:
-        """Forget tokens from `n` on and give back the pages beyond what is then held."""
-        self._pages.rewind(key, n)
-        self._take_back()
-
     def reserve(self, key: Hashable, upto: int) -> None:
         """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be; nothing changes then."""
-        if upto > self.context:
-            raise ZrtError(
-                "context_exceeded", f"session {key!r} would hold {upto} tokens; the context is {self.context}"
-            )
-        self._pages.reserve(key, upto)
-        self._take_back()
+        super().reserve(key, upto)
         row = self._pages.row(key)
         for index in range(self._counts[row], -(-upto // self.page_tokens)):
             self._tables[row, index] = self._new_page()
@@ -120,13 +74,6 @@ class PagedKVCache:
         have = self._pages.have(key)
         if have % self.page_tokens and upto > have:
             self._own(row, have // self.page_tokens)
-
-    def commit(self, key: Hashable, upto: int) -> None:
-        """Say that tokens `[0, upto)` have been written."""
-        self._pages.commit(key, upto)
-
-    def stats(self) -> PoolStats:
-        return self._pages.stats()
 
     def table(self, key: Hashable) -> NDArray[np.int32]:
         """The numbers of the session's pages, in the order of its tokens. Not to be changed by the caller."""
@@ -154,6 +101,14 @@ class PagedKVCache:
         self._tables[row, index] = own
         self._owners[shared] -= 1
         self.pool[:, :, own] = self.pool[:, :, shared]
+
+    def _adopt(self, opening: Opening) -> None:
+        count = opening.tokens // self.page_tokens
+        shared = self._tables[opening.source, :count]
+        for page in shared.tolist():
+            self._owners[page] += 1
+        self._tables[opening.row, :count] = shared
+        self._counts[opening.row] = count
 
     def _take_back(self) -> None:
         for freed in self._pages.freed():
