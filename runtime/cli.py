@@ -1,29 +1,19 @@
 """`zrt …`: the words of the command line, and where each goes. Answers go to stdout, progress and errors to stderr.
 
 Exit status: 0 done, 1 the work failed (the error's kind on stderr), 2 the words or the cluster file are off.
-Commands import what they need when they run: `zrt status` waits for nothing that only `zrt up` needs.
+What they do is in commands.py.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zrt.runtime import words
+from zrt.runtime import commands, words
 from zrt.runtime.errors import ZrtError
 
-if TYPE_CHECKING:
-    from zrt.runtime.asking import Question
-    from zrt.runtime.config import Conf
-
 WORDS_OFF = frozenset({"bad_config"})
-SAMPLING = (
-    *("max_tokens", "temperature", "top_k", "top_p", "min_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("min_tokens", "ignore_eos", "stop", "stop_token_ids", "logprobs", "seed", "n"),
-)
-"""Client.generate's options, as `arguments` holds them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,9 +56,9 @@ def parser() -> argparse.ArgumentParser:
         "2 the words or the cluster file are off.",
     )
     top.add_argument("--version", action=_Version)
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    subs = top.add_subparsers(required=True, metavar="COMMAND")
 
-    up = _command(commands, "up", _up, "bring a cluster up and stay with it", _UP)
+    up = _command(subs, "up", commands.up, "bring a cluster up and stay with it", _UP)
     _cluster_words(up)
     up.add_argument("--detach", action="store_true", help="return when the cluster is ready; it runs on")
     up.add_argument(
@@ -79,44 +69,44 @@ def parser() -> argparse.ArgumentParser:
     )
     _generate_words(up)
 
-    generate = _command(commands, "generate", _generate, "stream one answer", _GENERATE)
+    generate = _command(subs, "generate", commands.generate, "stream one answer", _GENERATE)
     generate.add_argument(
         "prompt", type=words.text, metavar="TEXT", nargs="?", help="what to ask; '-' reads it from standard input"
     )
     _generate_words(generate)
     _connect_words(generate)
 
-    chat = _command(commands, "chat", _chat, "talk, turn by turn", _CHAT)
+    chat = _command(subs, "chat", commands.chat, "talk, turn by turn", _CHAT)
     _sampling_words(chat)
     _connect_words(chat)
 
-    status = _command(commands, "status", _status, "show the cluster's processes and sessions")
+    status = _command(subs, "status", commands.status, "show the cluster's processes and sessions")
     status.add_argument("--json", action="store_true", help="one JSON object on stdout; with --watch, one a line")
     status.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
     _connect_words(status)
 
-    monitor = _command(commands, "top", _top, "watch the cluster in the terminal, and act on it", _TOP)
+    monitor = _command(subs, "top", commands.top, "watch the cluster in the terminal, and act on it", _TOP)
     _connect_words(monitor)
 
-    cancel = _command(commands, "cancel", _cancel, "end a session")
+    cancel = _command(subs, "cancel", commands.cancel, "end a session")
     cancel.add_argument("session", type=words.session, metavar="SESSION", help="its id, as `zrt status` shows it")
     _connect_words(cancel)
 
-    plan = _command(commands, "plan", _plan, "show which stage gets which blocks, and what memory they take", _PLAN)
+    plan = _command(subs, "plan", commands.plan, "show which stage gets which blocks, and what memory they take", _PLAN)
     _cluster_words(plan)
     plan.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
-    check = _command(commands, "check", _check, "say what a model is, and all that keeps it from being run", _CHECK)
+    check = _command(subs, "check", commands.check, "say what a model is, and all that keeps it from being run", _CHECK)
     check.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
     check.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
     check.add_argument("--tp", type=words.positive, metavar="N", default=1, help="start N ranks, too, and let them sum")
     check.add_argument("--device", default="cpu", help="of the first rank: cpu, cuda:0, … (default: cpu)")
 
-    fetch = _command(commands, "fetch", _fetch, "download a model into the cache, and print its folder")
+    fetch = _command(subs, "fetch", commands.fetch, "download a model into the cache, and print its folder")
     fetch.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
 
-    drain = _command(commands, "drain", _drain, "take a block server out of service with nothing lost", _DRAIN)
+    drain = _command(subs, "drain", commands.drain, "take a block server out of service with nothing lost", _DRAIN)
     drain.add_argument("name", metavar="NAME", help="the block server's, as `zrt status` shows it")
     drain.add_argument(
         "--timeout",
@@ -127,19 +117,19 @@ def parser() -> argparse.ArgumentParser:
     )
     _connect_words(drain)
 
-    undrain = _command(commands, "undrain", _undrain, "let a drained block server serve again")
+    undrain = _command(subs, "undrain", commands.undrain, "let a drained block server serve again")
     undrain.add_argument("name", metavar="NAME", help="the block server's")
     _connect_words(undrain)
 
-    down = _command(commands, "down", _down, "bring the cluster down, and return when it is gone", _DOWN)
+    down = _command(subs, "down", commands.down, "bring the cluster down, and return when it is gone", _DOWN)
     down.add_argument(
         "--timeout", type=words.seconds, default=5.0, metavar="S", help="seconds sessions may go on (default: 5)"
     )
     _connect_words(down)
 
-    _worker_words(_command(commands, "worker", _worker, "lend this machine's memory to a cluster", _WORKER))
+    _worker_words(_command(subs, "worker", commands.worker, "lend this machine's memory to a cluster", _WORKER))
 
-    actor = commands.add_parser("actor", help="start one process by hand", description="Start one process by hand.")
+    actor = subs.add_parser("actor", help="start one process by hand", description="Start one process by hand.")
     _actor_words(actor.add_subparsers(required=True, metavar="KIND"))
     return top
 
@@ -189,7 +179,7 @@ class _Version(argparse.Action):
 
 def _actor_words(kinds: Any) -> None:
     server = _command(
-        kinds, "block-server", _block_server, "a block server: blank until the coordinator gives it blocks"
+        kinds, "block-server", commands.block_server, "a block server: blank until the coordinator gives it blocks"
     )
     server.add_argument(
         "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
@@ -217,7 +207,7 @@ def _actor_words(kinds: Any) -> None:
     server.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
     _cluster_id(server)
     rank = _command(
-        kinds, "tp-rank", _tp_rank, "a tensor-parallel rank: its leader, or anybody's JSON, tells it what to do"
+        kinds, "tp-rank", commands.tp_rank, "a tensor-parallel rank: its leader, or anybody's JSON, tells it what to do"
     )
     rank.add_argument("--rank", type=words.count, metavar="R", required=True, help="its place in the group, from 1 on")
     rank.add_argument("--world", type=words.positive, metavar="N", required=True, help="the ranks of the group")
@@ -225,7 +215,7 @@ def _actor_words(kinds: Any) -> None:
     rank.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
     rank.add_argument("--threads", type=words.positive, metavar="N", help="CPU threads (default: one for each core)")
     rank.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
-    coordinator = _command(kinds, "coordinator", _coordinator, "the coordinator of a cluster file")
+    coordinator = _command(kinds, "coordinator", commands.coordinator, "the coordinator of a cluster file")
     _cluster_words(coordinator)
     coordinator.add_argument("--listen", metavar="ENDPOINT", help="in place of the file's")
     _cluster_id(coordinator)
@@ -325,234 +315,6 @@ def _generate_words(command: argparse.ArgumentParser) -> None:
         "--n", type=words.answers, metavar="N", help="this many answers, the next one with the next seed; 1 to 16"
     )
     command.add_argument("--json", action="store_true", help="one JSON object on stdout in place of the stream")
-
-
-# ---- commands -------------------------------------------------------------------------------------------------------
-
-
-def _question(arguments: argparse.Namespace) -> "Question":
-    from zrt.runtime.asking import Question
-
-    prompt = arguments.prompt
-    if (prompt is None) == (arguments.token_ids is None):
-        raise ZrtError("bad_config", "give either a text or --token-ids")
-    if arguments.logprobs is not None and not arguments.json:
-        raise ZrtError("bad_config", "--logprobs goes with --json")
-    if prompt == "-":
-        prompt = sys.stdin.read()
-    return Question(
-        prompt=prompt,
-        token_ids=arguments.token_ids,
-        raw=arguments.raw,
-        json=arguments.json,
-        sampling=_sampling(arguments),
-    )
-
-
-def _sampling(arguments: argparse.Namespace) -> dict[str, object]:
-    """What was given of Client.generate's options."""
-    given = {name: value for name in SAMPLING if (value := getattr(arguments, name, None)) not in (None, [])}
-    if "logit_bias" in given:
-        given["logit_bias"] = dict(given["logit_bias"])
-        if len(given["logit_bias"]) < len(arguments.logit_bias):
-            raise ZrtError("bad_config", "--logit-bias names a token twice")
-    return given
-
-
-def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    from zrt.runtime.foreground import Foreground
-
-    with Foreground() as foreground:
-        return foreground.run(work)
-
-
-def _up(arguments: argparse.Namespace) -> int:
-    from zrt.runtime.foreground import interruptible
-    from zrt.runtime.lifeline import hold
-
-    lifeline = hold()
-    interruptible()
-    from zrt.runtime import background, preflight, up
-
-    conf = _conf(arguments)
-    asks = arguments.prompt is not None or arguments.token_ids is not None
-    if asks and arguments.detach:
-        raise ZrtError("bad_config", "--prompt asks once and brings the cluster down: it does not go with --detach")
-    if not asks and (arguments.raw or arguments.json or _sampling(arguments)):
-        raise ZrtError("bad_config", "the options of an answer go with --prompt or --token-ids")
-    question = _question(arguments) if asks else None
-    preflight.prepare(conf)
-    again = _cluster_words_again(arguments)
-    if arguments.detach:
-        return background.detach(conf.cluster.name, again)
-    return _run(lambda: up.up(conf, again, question, lifeline))
-
-
-def _conf(arguments: argparse.Namespace) -> "Conf":
-    from zrt.runtime import config
-
-    conf = config.load(arguments.conf)
-    return config.override(conf, model=arguments.model, stages=arguments.stages, tp=arguments.tp)
-
-
-def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
-    """The words that name this cluster file and its overrides, for another command."""
-    again = [str(arguments.conf)] if arguments.conf is not None else []
-    if arguments.model is not None:
-        again += ["--model", arguments.model]
-    if arguments.stages is not None:
-        again += ["--stages", str(arguments.stages)]
-    if arguments.tp is not None:
-        again += ["--tp", str(arguments.tp)]
-    return again
-
-
-def _generate(arguments: argparse.Namespace) -> int:
-    from zrt.runtime import asking
-
-    question = _question(arguments)
-    return _run(lambda: asking.ask_once(arguments.connect, question))
-
-
-def _chat(arguments: argparse.Namespace) -> int:
-    from zrt.runtime import asking
-
-    return asking.chat(arguments.connect, _sampling(arguments))
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from zrt.tui.status import status
-
-    return _run(lambda: status(arguments.connect, json=arguments.json, watch=arguments.watch))
-
-
-def _top(arguments: argparse.Namespace) -> int:
-    from zrt.runtime.client import find_endpoint
-
-    endpoint = find_endpoint(arguments.connect)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ZrtError("bad_config", "`zrt top` needs a terminal; `zrt status --watch --json` is for scripts")
-    from zrt.tui.app import run
-
-    return run(endpoint)
-
-
-def _cancel(arguments: argparse.Namespace) -> int:
-    from zrt.runtime import asking
-
-    return _run(lambda: asking.cancel(arguments.connect, arguments.session))
-
-
-def _drain(arguments: argparse.Namespace) -> int:
-    from zrt.runtime import asking
-
-    return _run(lambda: asking.drain(arguments.connect, arguments.name, arguments.timeout))
-
-
-def _undrain(arguments: argparse.Namespace) -> int:
-    from zrt.runtime import asking
-
-    return _run(lambda: asking.undrain(arguments.connect, arguments.name))
-
-
-def _down(arguments: argparse.Namespace) -> int:
-    from zrt.runtime import asking
-
-    return _run(lambda: asking.down(arguments.connect, arguments.timeout))
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    from zrt.runtime.foreground import interruptible
-
-    interruptible()
-    from zrt.runtime import preflight
-
-    return preflight.plan(_conf(arguments), json=arguments.json)
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from zrt.runtime.foreground import interruptible
-
-    interruptible()
-    from zrt.runtime import preflight
-
-    def trial(tp: int) -> ZrtError | None:
-        from zrt.actors.group_trial import try_group
-
-        return try_group(tp, arguments.device)
-
-    return preflight.check(arguments.model, json=arguments.json, tp=arguments.tp, trial=trial)
-
-
-def _fetch(arguments: argparse.Namespace) -> int:
-    from zrt.runtime.foreground import interruptible
-
-    interruptible()
-    from zrt.runtime.models import resolve
-    from zrt.runtime.show import Bars
-
-    with Bars() as bars:
-        folder = resolve(arguments.model, progress=bars.update)
-    print(folder)
-    return 0
-
-
-def _block_server(arguments: argparse.Namespace) -> int:
-    from zrt.actors.processes import run_block_server
-
-    return run_block_server(
-        arguments.name,
-        join=arguments.join,
-        device=arguments.device,
-        threads=arguments.threads,
-        shared_threads=arguments.shared_threads,
-        listen=arguments.listen,
-        advertise=arguments.advertise,
-        insecure=arguments.insecure,
-        cluster=arguments.cluster_id,
-        memory=arguments.memory,
-    )
-
-
-def _worker(arguments: argparse.Namespace) -> int:
-    from zrt.actors.processes import run_worker
-
-    return run_worker(
-        arguments.name,
-        join=arguments.join,
-        device=arguments.device,
-        threads=arguments.threads,
-        listen=arguments.listen,
-        advertise=arguments.advertise,
-        insecure=arguments.insecure,
-        cluster=arguments.cluster_id,
-    )
-
-
-def _tp_rank(arguments: argparse.Namespace) -> int:
-    from zrt.actors.processes import run_tp_rank
-
-    return run_tp_rank(
-        arguments.name,
-        rank=arguments.rank,
-        world=arguments.world,
-        device=arguments.device,
-        threads=arguments.threads,
-        listen=arguments.listen,
-    )
-
-
-def _coordinator(arguments: argparse.Namespace) -> int:
-    from zrt.actors.processes import run_coordinator
-
-    return run_coordinator(
-        arguments.conf,
-        model=arguments.model,
-        stages=arguments.stages,
-        tp=arguments.tp,
-        listen=arguments.listen,
-        cluster=arguments.cluster_id,
-    )
 
 
 if __name__ == "__main__":
