@@ -430,9 +430,15 @@ class RankGroup:
             error = ZrtError("rank_failed", f"{op}: leader succeeded but workers failed: {words}", self._actor.name)
             self._fail(error)
             raise error
-        if len(faults) < len(self._members):
-            self._fail(ZrtError("rank_failed", f"{op}: the leader failed but ranks did not: {own}", self._actor.name))
-        raise ZrtError(own.kind, f"{own.message}{f'; {words}' if words else ''}", own.where)
+        # Refused by all of them alike, it was the input's fault. Anything else, a collective that broke off for one, left them out of step: the
+        # news that a rank has died may come last.
+        kinds = [error.kind for _, error in faults]
+        if not isinstance(leader.exception(), ZrtError) or kinds != [own.kind] * len(self._members):
+            said = f"{own.message}{f'; {words}' if words else '; the ranks did not fail'}"
+            error = ZrtError("rank_failed", f"{op}: {said}", self._actor.name)
+            self._fail(error)
+            raise error
+        raise ZrtError(own.kind, f"{own.message}; {words}", own.where)
 
     async def _timed(self, member: RankProcess, answer: Awaitable[_Response]) -> _Response:
         started = time.perf_counter_ns()

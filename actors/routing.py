@@ -24,7 +24,10 @@ OPEN_DEADLINE_S = 10.0
 CLOSE_DEADLINE_S = 5.0
 RETRY_S = (0.0, 0.2, 0.4, 0.8, 1.6, 3.2)  # pauses between attempts to route a session; the last one repeats
 ATTEMPTS = 30  # routing attempts without a token in between
-MENDED = frozenset({"kv_gap", "kv_full", "warming_up", "model_not_loaded", "stage_lost", "deadline", "overloaded"})
+MENDED = frozenset(
+    {"kv_gap", "kv_full", "warming_up", "model_not_loaded", "stage_lost", "deadline", "overloaded"}
+    | {"rank_failed", "worker_failed"}
+)
 """Kinds of a failed step or open that another attempt may mend."""
 
 

@@ -15,9 +15,12 @@ from clusters import Local, local_cluster
 from peers import until
 
 from zrt.actors.block_server import BlockServer
-from zrt.actors.rank_group import RankGroup
+from zrt.actors.rank_group import RankGroup, RankProcess
+from zrt.runtime.actor import Actor
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.lane import Lane
 from zrt.runtime.messages.ranks import SessionTruncated, TruncateSession
+from zrt.runtime.supervise import Child, Restart
 
 PROMPT = [1, 17, 93, 4, 150, 62, 62, 8, 31, 120, 5]
 TOKENS = 48
@@ -102,6 +105,36 @@ async def test_neither_a_cancelled_question_nor_an_input_error_harms_the_group(f
         await group.close("x", None)
         assert group.broken is None
         assert await cluster.greedy(PROMPT, 8) == (await alone(folder))[:8]
+
+
+@pytest.mark.parametrize(
+    ("leader", "rank"),
+    [
+        (RuntimeError("the connection was reset"), ZrtError("rank_failed", "no connection")),
+        (RuntimeError("the connection was reset"), ZrtError("internal", "the connection was reset")),
+        (ZrtError("kv_full", "no page"), ZrtError("rank_failed", "no connection")),
+        (ZrtError("kv_full", "no page"), None),
+        (None, ZrtError("kv_full", "no page")),
+    ],
+)
+async def test_whatever_is_not_refused_by_all_alike_breaks_the_group(
+    leader: Exception | None, rank: ZrtError | None
+) -> None:
+    """Also when the news of a rank's death comes last."""
+    lost: list[ZrtError] = []
+    lane = Lane("leader")
+    group = RankGroup(Actor("leader"), lane, world=2, device="cpu", threads=1, lost=lost.append, stuck=lambda: None)
+    group._members.append(RankProcess(1, Child(group._supervisor, "rank1", [], {}, 1.0, Restart(budget=0))))
+    parts: list[asyncio.Future[int]] = []
+    for error in (leader, rank):
+        part = asyncio.get_running_loop().create_future()
+        part.set_result(0) if error is None else part.set_exception(error)
+        parts.append(part)
+    with pytest.raises(ZrtError) as caught:
+        group._combine("step", parts[0], parts[1:])
+    lane.close()
+    assert caught.value.kind == "rank_failed"
+    assert [error.kind for error in lost] == ["rank_failed"]
 
 
 # ---- ranks that die, hang or raise ----------------------------------------------------------------------------------
