@@ -40,7 +40,7 @@ class Pace:
             return self._most
         if not self._decode_s or not self._token_s:
             return self._least
-        return max(self._least, min(self._most, int((STRETCH - 1) * self._decode_s / self._token_s)))
+        return max(self._least, int(min(self._most, (STRETCH - 1) * self._decode_s / self._token_s)))
 
 
 class Crowd:

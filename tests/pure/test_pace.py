@@ -1,6 +1,6 @@
 """How many prompt tokens a turn carries."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zrt.runtime.pace import LEAST, QUIET_S, STRETCH, Crowd, Pace
@@ -29,6 +29,7 @@ def test_after_a_while_without_decodes_the_bound_is_lifted() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 512), st.floats(0, 10)), max_size=50), st.integers(1, 512))
+@example([(0, 2, 2.2e-308), (1, 0, 1.0)], 1)
 def test_a_prompt_always_gets_on_and_never_beyond_the_bound(turns: list[tuple[int, int, float]], most: int) -> None:
     pace = Pace(most)
     for now, turn in enumerate(turns):
