@@ -36,8 +36,8 @@ bench: .venv/test
 	$(BIN)/python bench/pipeline.py --stages 1
 	$(BIN)/python bench/pipeline.py --stages 2
 	$(BIN)/python bench/sessions.py batch
-	$(BIN)/python bench/sessions.py cut --sessions 1
-	$(BIN)/python bench/sessions.py cut
+	$(BIN)/python bench/sessions.py cut --stages 2 --sessions 1
+	$(BIN)/python bench/sessions.py cut --stages 2
 	$(BIN)/python bench/sessions.py arrival
 	$(BIN)/python bench/sessions.py fairness
 	$(BIN)/python bench/sessions.py memory
