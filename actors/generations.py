@@ -19,7 +19,7 @@ from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.journal import Journal
 from zrt.runtime.messages.client import Error, Follow, Generate, Resume, SessionInfo, StageShare
-from zrt.runtime.messages.control import Address, Close, Filled, Sampled, SampledToken, StepFailed
+from zrt.runtime.messages.control import Address, Filled, Sampled, SampledToken, StepFailed
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.page_keys import PageKeys
 from zrt.runtime.periodic import Periodic
@@ -291,7 +291,7 @@ class Generations:
         return [generation for generation in self._live.values() if address in generation.session.route]
 
     def move_off(self, generation: Generation, address: Address, why: str) -> bool:
-        """Leave this block server, if that can be done now: the roster offers a route without it, or the session waits for one anyway."""
+        """Leave this block server, if the roster offers a route without it. A session that waits for another stage meanwhile keeps its place."""
         session = generation.session
         route = self._roster.route(session.route)
         if session.state is State.PREEMPTED:
@@ -299,10 +299,6 @@ class Generations:
         if route is not None and address not in route:
             generation.fault = why
             self._routing.begin(generation)
-            return True
-        if session.state is State.WAITING:
-            self._routing.send(address, Close(session.id, session.epoch, generation.page_keys()))
-            session.route = [other for other in session.route if other != address]
             return True
         return False
 

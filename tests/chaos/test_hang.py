@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,6 +161,51 @@ async def test_a_process_is_stopped_while_it_serves(who: str, phase: str, shared
         assert seen.ids == wanted[: len(seen.ids)]
     else:
         assert (seen.end, seen.ids) == ("length", wanted)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("who", WHO)
+async def test_a_process_is_stopped_while_one_is_drained(who: str, shared: Running) -> None:
+    """stage1 is drained; its session may finish there, as there is no other replica."""
+    async with Client(shared.endpoint) as client:
+        short = await answer(client, "decode", 8)
+        stream = ask(client, "decode", 3000)
+        ids = await begun(stream, "decode")
+        draining = asyncio.Event()
+        drain = asyncio.ensure_future(client.drain("stage1", SEEN_S, progress=lambda _: draining.set()))
+        await asyncio.wait_for(draining.wait(), SEEN_S)
+        stopped = process(shared, who)
+        stopped.suspend()
+        at = time.monotonic()
+        try:
+            hearing = asyncio.ensure_future(hear(stream, ids, at))
+            if who != "up":
+                assert await asyncio.to_thread(gone, [stopped], KILLED_S), f"{who} still hangs after {KILLED_S} s"
+            seen = await hearing
+            try:
+                drained: str = (await asyncio.wait_for(drain, SEEN_S)).state
+            except ZrtError as error:
+                drained = error.kind
+            asker = time.monotonic() - at
+        finally:
+            with suppress(psutil.Error):
+                stopped.resume()
+    async with asyncio.timeout(SEEN_S), Client(shared.endpoint) as client, aclosing(client.watch()) as watch:
+        served = False
+        async for now in watch:
+            states = {actor.name: actor.state for actor in now.actors}
+            if states.get("stage1") == "drained" and not served:
+                await client.undrain("stage1")
+                served = True  # what is told next may still be from before
+            if now.ready and states.get("stage1") == "ready":
+                break
+    await serves(shared.endpoint, short)
+    async with Client(shared.endpoint) as client:
+        wanted = await answer(client, "decode", 3000)
+    tell(stopped=who, phase="draining", client=seen.end, seconds=seen.seconds, drain=drained, asker=asker)
+    ends = {"up": ("length", "drained"), "stage0": ("length", "drained"), "stage1": ("length", "stage_lost")}
+    assert (seen.end, drained) == ends.get(who, ("coordinator_lost", "coordinator_lost"))
+    assert seen.ids == wanted[: len(seen.ids)]
 
 
 @pytest.mark.chaos
