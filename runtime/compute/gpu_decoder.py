@@ -6,7 +6,9 @@ few sizes; a smaller batch is padded with rows that write to a spare page. At on
 memory gives them, with norms, gate and residual inside, where the model's blocks are of the plain kind.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import gc
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -64,12 +66,13 @@ class GpuDecoder(Decoder):
         sizes.append(min((size for size in GRAPH_SIZES if size >= self._sessions), default=GRAPH_SIZES[-1]))
         workspace = Workspace(self.shard.spec, self.shard.dtype, self.shard.device)
         pool = None
-        for size in reversed(sizes):
-            graph = _Graph(self, size, workspace.views(size))
-            pool = graph.capture(pool)
-            self._graphs[size] = graph
-            if tick is not None:
-                tick()
+        with _no_collection():
+            for size in reversed(sizes):
+                graph = _Graph(self, size, workspace.views(size))
+                pool = graph.capture(pool)
+                self._graphs[size] = graph
+                if tick is not None:
+                    tick()
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -252,6 +255,19 @@ class GpuDecoder(Decoder):
         if scale != 1:
             views.normed.mul_(scale)
         views.hidden.add_(views.normed)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Graphs of an engine that is gone must not be freed while others are captured: CUDA permits that to nobody meanwhile."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Graph:
