@@ -10,7 +10,8 @@ from zrt.runtime.lane import Lane
 class Backend(Protocol):
     """`engine` is this process's own part of the blocks. Errors are those of the engine, and `rank_failed`."""
 
-    engine: Engine
+    @property
+    def engine(self) -> Engine: ...
 
     async def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
         """As Engine.open."""

@@ -100,8 +100,6 @@ class RankGroup:
     `lost(error)` is called once, when the group breaks of itself; `stuck()` as the module says.
     """
 
-    engine: Engine
-
     def __init__(
         self,
         actor: Actor,
@@ -117,7 +115,7 @@ class RankGroup:
         self.world = world
         self._actor = actor
         self._lane = lane
-        self._device = torch.device(device)
+        self._device = torch.device("cuda", 0) if device == "cuda" else torch.device(device)
         self._threads = threads
         self._lost = lost
         self._stuck = stuck
@@ -125,6 +123,8 @@ class RankGroup:
         self._members: list[RankProcess] = []
         self._communicator: Communicator | None = None
         self._rendezvous: Rendezvous | None = None
+        self._abort: threading.Thread | None = None
+        self._engine: Engine | None = None
         self._formed = 0.0
         self._ending = False
         self._turns = asyncio.Lock()
@@ -134,6 +134,12 @@ class RankGroup:
         self._number = 0
         self._steps = self._fan_out_us = 0
         self._own = RankLoad(0, os.getpid())
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise ZrtError("model_not_loaded", "the group of ranks has loaded nothing", self._actor.name)
+        return self._engine
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -147,10 +153,10 @@ class RankGroup:
             member.load.pid = member.child.pid
         await self._identify()
         self._pings = [self._actor.spawn(self._watch(member), f"watch {member.child.name}") for member in self._members]
-        rendezvous = self._rendezvous = await asyncio.to_thread(Rendezvous)
+        rendezvous = self._rendezvous = await asyncio.to_thread(Rendezvous, self._device)
 
         def joined() -> Communicator:
-            self._communicator = rendezvous.join(self.world, self._device)
+            self._communicator = rendezvous.join(self.world)
             return self._communicator
 
         communicator, _ = await self._together(Init(rendezvous.comm_id), joined, InitOk, INIT_S)
@@ -197,7 +203,7 @@ class RankGroup:
             )
 
         request = LoadDenseShard(assignment.model, text, files)
-        self.engine, _ = await self._together(request, own, LoadDenseShardOk, LOAD_S)
+        self._engine, _ = await self._together(request, own, LoadDenseShardOk, LOAD_S)
 
     async def end(self) -> None:
         """Let go of everything: unload, shut the ranks down, reap them. What does not end in time is killed."""
@@ -218,7 +224,22 @@ class RankGroup:
         )  # whoever still waits for it
         for member in self._members:
             self._actor.forget(member.address)
-        self._communicator = self._rendezvous = None
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        """The leader's own part ends: its graphs first, since no communicator ends before them."""
+        if self._engine is not None:
+            try:
+                async with asyncio.timeout(ABORT_S):
+                    await self._lane.run(self._engine.end)
+            except TimeoutError:
+                self._stuck()
+        self._engine = None
+        self._rendezvous = self._communicator = None
+        if self._abort is not None:
+            await asyncio.to_thread(self._abort.join, ABORT_S)
+            if self._abort.is_alive():
+                self._stuck()
 
     def kill(self) -> None:
         """SIGKILL all ranks; nobody is told."""
@@ -272,7 +293,8 @@ class RankGroup:
         self._supervisor.kill()
         communicator = self._communicator
         if communicator is not None:  # it may wait for the operation it ends
-            threading.Thread(target=communicator.abort, name="abort", daemon=True).start()
+            self._abort = threading.Thread(target=communicator.abort, name="abort", daemon=True)
+            self._abort.start()
         if not self._ending:
             log.warning("%s: the group of %d ranks is broken: %s", self._actor.name, self.world, error)
             self._lost(error)
@@ -306,7 +328,7 @@ class RankGroup:
         ]
         rows = works[0].rows if len(works) == 1 else torch.cat([work.rows for work in works])
         if self.engine.shard.is_first:
-            request = StepBatch(steps, rows.tolist())
+            request = StepBatch(steps, rows.tolist(), best=all(work.takes_best for work in works))
         else:
             request = StepBatch(steps, shape=list(rows.shape), data=to_bytes(rows, self.engine.dtype))
 

@@ -1,6 +1,6 @@
 """Decode and prefill of a model of Qwen3-8B's shape on one GPU, client to client through `zrt up`, beside what the card's memory allows.
 
-    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N]
+    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N] [--tp N]
 
 Weights are random, bfloat16. The floor of a token is the bytes a step must read (weights once, each session's keys and values) over the rate
 at which this card reads a large matrix for one row, measured in the same run before the cluster starts. Prints one JSON object.
@@ -126,6 +126,7 @@ def main() -> None:
     words.add_argument("--tokens", type=int, default=128)
     words.add_argument("--blocks", type=int, default=36)
     words.add_argument("--stages", type=int, default=1)
+    words.add_argument("--tp", type=int, default=1, help="ranks of each stage, each on a card of its own")
     words.add_argument("--prefills", type=int, default=5)
     words.add_argument("--chunk", type=int, default=512)
     asked = words.parse_args()
@@ -139,7 +140,7 @@ def main() -> None:
             f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ndtype = "bfloat16"\ncontext = 4096\n'
             f'weights = "random"\n[kv]\nbytes = "{12 // asked.stages}GiB"\n'
             f"[limits]\nsessions = {max(asked.sessions)}\nchunk = {asked.chunk}\n"
-            + '[[stage]]\ndevice = "cuda:0"\n'
+            + f'[[stage]]\ndevice = "cuda:0"\ntp = {asked.tp}\n'
             * asked.stages
         )
         reader, writer = os.pipe()
@@ -166,6 +167,7 @@ def main() -> None:
                 "bench": "gpu",
                 **card,
                 "stages": asked.stages,
+                "tp": asked.tp,
                 "chunk": asked.chunk,
                 "ready_s": round(ready_s, 1),
                 **figures,

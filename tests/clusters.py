@@ -47,9 +47,9 @@ class Local:
         self.workers[name] = worker
         return worker
 
-    async def join(self, name: str, memory: int = 0) -> BlockServer:
+    async def join(self, name: str, memory: int = 0, device: str = "cpu") -> BlockServer:
         """Start one more block server."""
-        server = make_server(name, self.coordinator.endpoint, memory)
+        server = make_server(name, self.coordinator.endpoint, memory, device)
         await server.start()
         self.stack.push_async_callback(server.stop)
         self.servers.append(server)
@@ -107,6 +107,7 @@ def cluster_file(
     stages: Sequence[str | None],
     *,
     threads: int = 1,
+    device: str = "cpu",
     replicas: int = 1,
     tp: Sequence[int] = (),
     lend: Mapping[str, Sequence[str]] | None = None,
@@ -135,6 +136,7 @@ def cluster_file(
         lines.append("[[stage]]")
         if tp:
             lines.append(f"tp = {tp[number]}")
+        lines.append(f'device = "{device}"')
         lines.append(f"threads = {threads}")
         lines.append(f"replicas = {replicas}")
         if blocks is not None:
@@ -164,7 +166,7 @@ async def local_cluster(folder: Path, stages: Sequence[str | None], **settings: 
         cluster = Local(coordinator, [], client, stack, {}, cache)
         for stage, stage_conf in enumerate(conf.stages):
             for replica in range(stage_conf.replicas):
-                await cluster.join(seat_name(stage, replica, stage_conf.replicas))
+                await cluster.join(seat_name(stage, replica, stage_conf.replicas), device=stage_conf.device)
         for name in spare_names(conf):
             await cluster.join(name, conf.spares.memory or 0)
         for worker in conf.workers:
@@ -178,11 +180,11 @@ def make_coordinator(conf: Conf, folder: Path) -> Coordinator:
     return Coordinator(conf, folder, spec, Prompts(folder, spec, min(conf.model.context, spec.max_positions)))
 
 
-def make_server(name: str, join: str, memory: int = 0) -> BlockServer:
+def make_server(name: str, join: str, memory: int = 0, device: str = "cpu") -> BlockServer:
     return BlockServer(
         name,
         join=join,
-        device="cpu",
+        device=device,
         threads=(1, 1),
         listen="tcp://127.0.0.1:0",
         advertise=None,

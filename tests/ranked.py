@@ -23,10 +23,10 @@ PATIENCE_S = 60.0
 
 def on_ranks(world: int, work: Callable[[Communicator], T]) -> list[T]:
     """What `work` returns on each rank of a new group."""
-    rendezvous = Rendezvous()
+    rendezvous = Rendezvous(CPU)
 
     def run(rank: int) -> T:
-        group = rendezvous.join(world, CPU) if rank == 0 else join(rendezvous.comm_id, rank, world, CPU)
+        group = rendezvous.join(world) if rank == 0 else join(rendezvous.comm_id, rank, world, CPU)
         return work(group)
 
     futures: list[Future[T]] = [Future() for _ in range(world)]

@@ -1,11 +1,12 @@
-"""The ranks of a group joined by torch.distributed: gloo on CPUs, NCCL on CUDA devices.
+"""The ranks of a group joined: by gloo through torch.distributed on CPUs, by NCCL on CUDA devices.
 
-A group is found by its comm id, 128 bytes as 256 hex digits like NCCL's own: a nonce, port and host of the leader's rendezvous store, then
-zeros. Every group has an id of its own, so that no rank of an earlier one can join it.
+A group is found by its comm id, 128 bytes as 256 hex digits: NCCL's own, or for gloo a nonce, port and host of the leader's rendezvous store,
+then zeros. Every group has an id of its own, so that no rank of an earlier one can join it.
 """
 
 import secrets
 import socket
+from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any, Final
 
@@ -25,10 +26,46 @@ WAIT_S: Final = 600.0
 _NONCE: Final = 16
 
 
-class Rendezvous:
-    """The store where the ranks of one group meet, held by the leader on its own machine. It lasts as long as this object."""
+class Communicator(ABC):
+    """One rank's end of a group; see parallel.Collectives. Used by one thread, save `abort`."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, rank: int, world: int, device: torch.device) -> None:
+        self.rank = rank
+        self.world = world
+        self.device = device
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor) -> None: ...
+
+    @abstractmethod
+    def broadcast(self, x: Tensor) -> None: ...
+
+    @abstractmethod
+    def gather(self, x: Tensor) -> Tensor | None: ...
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End the group, and free a rank that waits in an operation, from any thread. Returns once no CUDA graph holds an operation any more."""
+
+    def sum_of_ones(self) -> int:
+        """What all ranks add up to when each says 1: their number, if the group works."""
+        one = torch.ones(1, dtype=torch.int32, device=self.device)
+        self.all_reduce(one)
+        return int(one)
+
+
+class Rendezvous:
+    """Where the ranks of one group on `device`s of this machine meet, held by the leader. It lasts as long as this object."""
+
+    def __init__(self, device: torch.device, host: str = "127.0.0.1") -> None:
+        """ZrtError nccl_init_failed."""
+        self._device = device
+        self._store: Any = None
+        if device.type == "cuda":
+            from zrt.runtime.compute.nccl import unique_id
+
+            self.comm_id = unique_id().hex()
+            return
         # The store binds every interface unless it is given a socket.
         with socket.create_server((host, 0), backlog=128) as server:
             port = server.getsockname()[1]
@@ -44,32 +81,50 @@ class Rendezvous:
         packed = secrets.token_bytes(_NONCE) + port.to_bytes(2, "big") + bytes([len(name)]) + name
         self.comm_id = packed.ljust(COMM_ID_BYTES, b"\0").hex()
 
-    def join(self, world: int, device: torch.device) -> "Communicator":
+    def join(self, world: int) -> Communicator:
         """As rank 0. Blocks until all have joined. ZrtError nccl_init_failed."""
-        return _join(self._store, self.comm_id, LEADER, world, device)
+        return _join(self.comm_id, self._store, LEADER, world, self._device)
 
 
-def join(comm_id: str, rank: int, world: int, device: torch.device) -> "Communicator":
+def join(comm_id: str, rank: int, world: int, device: torch.device) -> Communicator:
     """Join the group of this id. Blocks until all have. ZrtError bad_request: not an id; nccl_init_failed."""
-    host, port = _place(comm_id)
+    try:
+        packed = bytes.fromhex(comm_id)
+    except ValueError:
+        packed = b""
+    if len(packed) != COMM_ID_BYTES:
+        raise ZrtError("bad_request", f"comm_id: expected {COMM_ID_BYTES} bytes in hex")
+    if device.type == "cuda":
+        return _join(comm_id, None, rank, world, device)
+    host, port = _place(packed)
     try:
         store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=JOIN_S))
     except (RuntimeError, ValueError) as error:
         raise ZrtError("nccl_init_failed", f"the group's store at {host}:{port} is not there: {error}") from None
-    return _join(store, comm_id, rank, world, device)
+    return _join(comm_id, store, rank, world, device)
 
 
-class Communicator:
-    """One rank's end of a group; see parallel.Collectives. Used by one thread, save `abort`."""
+class Gloo(Communicator):
+    """Of ranks on CPUs."""
 
-    def __init__(self, group: Any, rank: int, world: int, device: torch.device) -> None:
-        self.rank = rank
-        self.world = world
-        self._group = group
-        self._device = device
+    def __init__(self, store: Any, rank: int, world: int, device: torch.device) -> None:
+        """Blocks until all ranks have joined. ZrtError nccl_init_failed."""
+        super().__init__(rank, world, device)
+        store.set_timeout(timedelta(seconds=JOIN_S))
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=WAIT_S)
+        options._threads = 1
+        try:
+            self._group = dist.ProcessGroupGloo(store, rank, world, options)
+        except (RuntimeError, ValueError) as error:
+            raise ZrtError("nccl_init_failed", f"rank {rank} of {world} could not join its group: {error}") from None
 
     def all_reduce(self, x: Tensor) -> None:
         self._group.allreduce([x], _SUM).wait()
+
+    def broadcast(self, x: Tensor) -> None:
+        self._group.broadcast(x, LEADER).wait()
 
     def gather(self, x: Tensor) -> Tensor | None:
         options = dist.GatherOptions()
@@ -81,54 +136,26 @@ class Communicator:
         self._group.gather([list(out.unbind(0))], [x], options).wait()
         return out
 
-    def sum_of_ones(self) -> int:
-        """What all ranks add up to when each says 1: their number, if the group works."""
-        one = torch.ones(1, dtype=torch.int32, device=self._device)
-        self.all_reduce(one)
-        return int(one)
-
     def abort(self) -> None:
-        """Free a rank that waits in an operation, from another thread. On gloo the end of its peers' processes does that, and this nothing."""
-        if self._device.type == "cuda":
-            self._group.abort()
+        """Nothing: the end of its peers' processes is what frees a rank."""
 
 
 _SUM: Final = dist.AllreduceOptions()
 
 
-def _place(comm_id: str) -> tuple[str, int]:
-    try:
-        packed = bytes.fromhex(comm_id)
-        length = packed[_NONCE + 2]
-        host = packed[_NONCE + 3 : _NONCE + 3 + length].decode()
-    except (ValueError, IndexError):
-        packed, host = b"", ""
+def _place(packed: bytes) -> tuple[str, int]:
+    """Host and port of the store that a comm id names."""
+    length = packed[_NONCE + 2]
+    host = packed[_NONCE + 3 : _NONCE + 3 + length].decode(errors="replace")
     port = int.from_bytes(packed[_NONCE : _NONCE + 2], "big")
-    if len(packed) != COMM_ID_BYTES or not host or not port:
-        raise ZrtError("bad_request", f"comm_id: expected {COMM_ID_BYTES} bytes in hex that name a store")
+    if not host or not port:
+        raise ZrtError("bad_request", "comm_id names no store")
     return host, port
 
 
-def _join(store: Any, comm_id: str, rank: int, world: int, device: torch.device) -> Communicator:
-    own = dist.PrefixStore(comm_id[: 2 * _NONCE], store)
-    make = _nccl if device.type == "cuda" else _gloo
-    try:
-        return Communicator(make(own, rank, world, device), rank, world, device)
-    except (RuntimeError, ValueError) as error:
-        raise ZrtError("nccl_init_failed", f"rank {rank} of {world} could not join its group: {error}") from None
+def _join(comm_id: str, store: Any, rank: int, world: int, device: torch.device) -> Communicator:
+    if device.type == "cuda":
+        from zrt.runtime.compute.nccl import Nccl
 
-
-def _gloo(store: Any, rank: int, world: int, device: torch.device) -> Any:
-    store.set_timeout(timedelta(seconds=JOIN_S))
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = timedelta(seconds=WAIT_S)
-    options._threads = 1
-    return dist.ProcessGroupGloo(store, rank, world, options)
-
-
-def _nccl(store: Any, rank: int, world: int, device: torch.device) -> Any:
-    torch.cuda.set_device(device)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=WAIT_S)
-    return dist.ProcessGroupNCCL(store, rank, world, options)
+        return Nccl(bytes.fromhex(comm_id), rank, world, device)
+    return Gloo(dist.PrefixStore(comm_id[: 2 * _NONCE], store), rank, world, device)

@@ -40,12 +40,15 @@ class Decoder:
         windows = tuple(block.window for block in blocks)
         self._attention = AttentionSpec(windows, spec.attention_scale, spec.attention_softcap)
         self._eps = torch.tensor([spec.norm_eps])
-        self._wide_norms = None if shard.group is None else NormsOverRanks(spec, shard.group)
+        self._wide_norms = None if shard.group is None else NormsOverRanks(spec, shard.group, shard.device)
         self._workspace = Workspace(spec, shard.dtype, shard.device)
         self._is_silu = spec.activation == "silu"
         self._residual_scale = spec.residual_scale
         scale = spec.embedding_scale
         self._embedding_scale = float(torch.tensor(scale).to(shard.dtype)) if spec.embedding_scale_rounds else scale
+
+    def end(self) -> None:
+        """Let go of what holds a group's operations, before the group ends."""
 
     def admit(self, step: Step, x: Tensor) -> None:
         """Check one step and its input, and take the pages it needs, going back first where it starts before the end.

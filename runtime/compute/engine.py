@@ -3,6 +3,7 @@
 The lane owns the engine, so the decoder and the KV cache are never touched by two threads.
 """
 
+import gc
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ class Work:
     """One step of a turn: `rows` are token ids int64 [n] on the first stage, hidden states [n, hidden] elsewhere.
 
     With a `sampler`, the last stage picks the token that follows the step's last one; with `logits`, it returns that position's logits.
+    `best`: somebody else picks the token that follows, and takes the greatest logit's.
     A session that nobody opened is made where its first step, of `opens` tokens in all, begins.
     """
 
@@ -47,6 +49,12 @@ class Work:
     sampler: Sampler | None = None
     logits: bool = False
     opens: int = 0
+    best: bool = False
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether the greatest logit's token is all that is asked for."""
+        return self.best or (self.sampler is not None and self.sampler.takes_best)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +208,10 @@ class Engine:
         rope_length = self._rope_lengths.pop(key, 0)
         self.cache.close(key, None if names is None else _salted(names, rope_length))
 
+    def end(self) -> None:
+        """Before the group ends that it computes with. Only to be dropped afterwards."""
+        self._decoder.end()
+
     def stats(self) -> PoolStats:
         return self.cache.stats()
 
@@ -232,8 +244,12 @@ class Engine:
         output = None
         if ran:
             x = ran[0].rows if len(ran) == 1 else torch.cat([work.rows for work in ran])
-            only_best = all(work.sampler is not None and work.sampler.takes_best for work in ran)
-            output = self._decoder.forward(steps, x, only_best=only_best)
+            # of all works, as all ranks of a group must say the same here
+            output = self._decoder.forward(steps, x, only_best=all(work.takes_best for work in works))
+        if output is not None and not self.shard.leads:
+            if output.is_cuda and self._decoder.best is None:
+                torch.cuda.current_stream(output.device).synchronize()
+            output = None  # the leader has it
         picked = iter(self._pick(ran, output))
         if output is not None and output.is_cuda and (not self.shard.is_last or any(work.logits for work in ran)):
             output = output.cpu()  # here, since whoever sends it must not wait for the device
@@ -275,10 +291,11 @@ def _check_gpu(
     """`unsupported` where this device or group cannot serve; `insufficient_vram` when weights and KV are more than the budget or what is free."""
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         raise ZrtError("unsupported", f"there is no device {device} here: {torch.cuda.device_count()} CUDA devices")
-    if group is not None:
-        raise ZrtError("unsupported", f"tensor parallelism on {device} is not supported; it is on cpu")
     torch.cuda.set_device(device)
-    weights = part_bytes(spec, Part(), *blocks, dtype_name(dtype))
+    gc.collect()  # what an engine before this one held is free, and not only torch's
+    torch.cuda.empty_cache()
+    part = Part() if group is None else Part(group.rank, group.world)
+    weights = part_bytes(spec, part, *blocks, dtype_name(dtype))
     free, total = torch.cuda.mem_get_info(device)
     budget = min(free, int(total * GPU_MEMORY))
     if weights + kv_bytes > budget:

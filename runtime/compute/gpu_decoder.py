@@ -23,6 +23,7 @@ from zrt.runtime.compute.gpu_inputs import Inputs
 from zrt.runtime.compute.gpu_kernels import Heads, Product
 from zrt.runtime.compute.linear import DenseLinear, Linear
 from zrt.runtime.compute.paged_cache import PagedKVCache
+from zrt.runtime.compute.parallel import LEADER, RowParallelLinear, VocabularyLinear
 from zrt.runtime.compute.shard import Block, Shard
 from zrt.runtime.compute.workspace import Views, Workspace
 from zrt.runtime.errors import ZrtError
@@ -60,8 +61,6 @@ class GpuDecoder(Decoder):
     @torch.inference_mode()
     def capture(self, tick: Callable[[], None] | None = None) -> None:
         """Capture the graphs of all batch sizes, the greatest first, in one pool of memory. `tick` is called after each."""
-        if self.shard.group is not None:
-            return  # a peer that is lost in the midst of a graph could not be left
         sizes = [size for size in GRAPH_SIZES if size < self._sessions]
         sizes.append(min((size for size in GRAPH_SIZES if size >= self._sessions), default=GRAPH_SIZES[-1]))
         workspace = Workspace(self.shard.spec, self.shard.dtype, self.shard.device)
@@ -74,6 +73,13 @@ class GpuDecoder(Decoder):
                 if tick is not None:
                     tick()
         self._warm_up()
+
+    def end(self) -> None:
+        """Free the graphs: a group can end only when none holds its operations any more."""
+        self._before, self._ahead = None, None
+        for graph in self._graphs.values():
+            graph.end()
+        self._graphs.clear()
 
     def _warm_up(self) -> None:
         """Run a prompt in two chunks, so that the first one that is asked for does not wait for kernels to be compiled and loaded."""
@@ -188,7 +194,10 @@ class GpuDecoder(Decoder):
         logits = torch.empty(len(hidden), shard.spec.vocab_size, dtype=shard.dtype, device=hidden.device)
         if len(hidden) == 1 and self._plain_head is not None:
             weight, shape = self._plain_head
-            gpu_kernels.one_row_product(hidden, weight, logits, norm=shard.final_norm, eps=self._norm_eps, shape=shape)
+            own = logits if shard.group is None else logits.new_empty(1, len(weight))
+            gpu_kernels.one_row_product(hidden, weight, own, norm=shard.final_norm, eps=self._norm_eps, shape=shape)
+            if isinstance(shard.head, VocabularyLinear):
+                shard.head.collect(own, logits)
         elif len(hidden):
             gpu_kernels.norm_rows(hidden, shard.final_norm, self._norm_eps, hidden)
             shard.head.write(hidden, logits)
@@ -217,10 +226,20 @@ class GpuDecoder(Decoder):
         product = gpu_kernels.one_row_product
         product(hidden, plain.qkv, views.qkv, norm=block.attention_norm, eps=eps, shape=plain.by_hidden)
         self._attend(index, block, inputs, views)
-        product(views.attended, plain.o, hidden, add=True, shape=plain.by_heads)
+        self._add_row(views.attended, plain.o, plain.by_heads, views)
         gated = views.gate_up[:, : plain.down.shape[1]]
         product(hidden, plain.gate_up, gated, norm=block.mlp_norm, eps=eps, gate=True, shape=plain.by_hidden_gated)
-        product(gated, plain.down, hidden, add=True, shape=plain.by_width)
+        self._add_row(gated, plain.down, plain.by_width, views)
+
+    def _add_row(self, x: Tensor, weight: Tensor, shape: Product, views: Views) -> None:
+        """One row's product, of which a group's ranks each have a summand, added to the residual stream."""
+        group = self.shard.group
+        if group is None:
+            gpu_kernels.one_row_product(x, weight, views.hidden, add=True, shape=shape)
+            return
+        gpu_kernels.one_row_product(x, weight, views.normed, shape=shape)
+        group.all_reduce(views.normed)
+        views.hidden.add_(views.normed)
 
     def _whole_block(
         self, index: int, block: Block, inputs: Inputs, views: Views, prompts: "Sequence[_Prompt]"
@@ -246,7 +265,7 @@ class GpuDecoder(Decoder):
 
     def _add(self, product: Linear, x: Tensor, norm: Tensor | None, views: Views) -> None:
         scale = self._residual_scale
-        if norm is None and scale == 1:
+        if norm is None and scale == 1 and self.shard.group is None:
             product.add(x, views.hidden)
             return
         product.write(x, views.normed)
@@ -323,8 +342,17 @@ class _Graph:
         if self._decoder.shard.head is None:
             return self._views.hidden
         logits = self._decoder.logits(self._views.hidden)
-        self._best = gpu_kernels.best(logits)
+        group = self._decoder.shard.group
+        if group is None or group.rank == LEADER:
+            self._best = gpu_kernels.best(logits)
+        else:
+            self._best = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
+        if group is not None:
+            group.broadcast(self._best)
         return logits
+
+    def end(self) -> None:
+        self._graph.reset()
 
 
 class _Prompt:
@@ -396,7 +424,7 @@ class _NotPlain(Exception):
 def _plain_products(shard: Shard) -> "list[_PlainBlock] | None":
     """The blocks' weights for the kernels of one row; None where the shard is of another kind."""
     spec = shard.spec
-    if spec.activation != "silu" or spec.residual_scale != 1 or shard.group is not None or spec.qk_norm == "width":
+    if spec.activation != "silu" or spec.residual_scale != 1 or spec.qk_norm == "width":
         return None
     for block in shard.blocks:
         norms = (block.attention_out_norm, block.mlp_out_norm)
@@ -420,6 +448,11 @@ def _plain_head(shard: Shard) -> tuple[Tensor, Product] | None:
 
 
 def _weight(linear: Linear) -> Tensor:
+    """A weight without bias, of a rank the rank's own part."""
+    if isinstance(linear, RowParallelLinear):
+        linear = linear.product
+    elif isinstance(linear, VocabularyLinear):
+        linear = linear.own
     if not isinstance(linear, DenseLinear) or linear.bias is not None:
         raise _NotPlain
     return linear.weight

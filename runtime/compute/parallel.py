@@ -27,6 +27,9 @@ class Collectives(Protocol):
     def gather(self, x: Tensor) -> Tensor | None:
         """Each rank's contiguous `x`, [world, *x.shape], at the leader; None at the others."""
 
+    def broadcast(self, x: Tensor) -> None:
+        """The leader's contiguous `x`, at all."""
+
 
 class RowParallelLinear:
     """A product of which each rank holds some of the inputs: what comes out is summed."""
@@ -62,6 +65,10 @@ class VocabularyLinear:
     def write(self, x: Tensor, out: Tensor) -> None:
         logits = torch.empty(len(x), self._count, dtype=out.dtype, device=out.device)
         self.own.write(x, logits)
+        self.collect(logits, out)
+
+    def collect(self, logits: Tensor, out: Tensor) -> None:
+        """All logits at the leader, of each rank's own [rows, count]."""
         parts = self._group.gather(logits)
         if parts is not None:
             out.copy_(parts.transpose(0, 1).flatten(1)[:, : out.shape[1]])
@@ -83,13 +90,13 @@ class VocabularyLinear:
 class NormsOverRanks:
     """RMSNorm of q and of k over all their heads at once, of which each rank has some: only the sums of squares are exchanged."""
 
-    def __init__(self, spec: ModelSpec, group: Collectives) -> None:
+    def __init__(self, spec: ModelSpec, group: Collectives, device: torch.device) -> None:
         """`spec` is the rank's."""
         self._eps = spec.norm_eps
         self._group = group
         q, k = (heads * group.world * spec.head_dim for heads in (spec.num_heads, spec.num_kv_heads))
         # A kv head that several ranks hold is summed as often as it is counted.
-        self._counts = torch.tensor([[q, k]], dtype=torch.float32)
+        self._counts = torch.tensor([[q, k]], dtype=torch.float32, device=device)
 
     def __call__(self, q: Tensor, q_weight: Tensor, k: Tensor, k_weight: Tensor) -> None:
         """In place, as `rms_norm`: q [rows, q width], k [rows, k width]."""

@@ -82,7 +82,8 @@ class Rank:
                 self._loaded().close(request.session, request.page_keys)
                 return SessionClosed()
             case UnloadModel():
-                self._engine = self._stage = None
+                self._unload()
+                self._stage = None
                 return Unloaded()
             case _:
                 op = type(request).__struct_config__.tag
@@ -106,9 +107,16 @@ class Rank:
         return self._engine
 
     def _init(self, request: Init) -> WorkerResponse:
-        self._engine = None  # it computes with the group before
+        self._unload()  # it computes with the group before
+        if self._group is not None:
+            self._group.abort()
         self._group = join(request.comm_id, self.rank, self.world, self.device)
         return InitOk()
+
+    def _unload(self) -> None:
+        if self._engine is not None:
+            self._engine.end()
+        self._engine = None
 
     def _assign(self, request: AssignStage) -> WorkerResponse:
         if request.dtype not in DTYPES or request.dtype == "uint32":
@@ -124,7 +132,7 @@ class Rank:
             raise ZrtError("bad_request", "assign_stage comes before load_dense_shard")
         if stage.random and request.safetensors_paths:
             raise ZrtError("bad_request", "random weights are drawn from the config: no files go with them")
-        self._engine = None
+        self._unload()
         spec = spec_from_config(_config(request.config_json))
         source = RandomCheckpoint(spec) if stage.random else Checkpoint.of(map(Path, request.safetensors_paths))
         self._engine = Engine.read(
@@ -163,16 +171,16 @@ class Rank:
         if len(x) != rows:
             raise ZrtError("bad_request", f"step_batch: {len(x)} rows for steps of {rows} tokens")
         started = time.perf_counter_ns()
-        result = engine.turn(works_of(request.steps, x))
+        result = engine.turn(works_of(request.steps, x, best=request.best))
         return step_response(result, (time.perf_counter_ns() - started) // 1000)
 
 
-def works_of(steps: list[RankStep], x: torch.Tensor) -> list[Work]:
-    """The steps of a batch with their rows."""
+def works_of(steps: list[RankStep], x: torch.Tensor, *, best: bool = False) -> list[Work]:
+    """The steps of a batch with their rows; `best`: as StepBatch."""
     works, start = [], 0
     for step in steps:
         rows = x[start : start + step.n]
-        works.append(Work(step.session, step.seq_pos, step.n, rows, logits=step.logits, opens=step.opens))
+        works.append(Work(step.session, step.seq_pos, step.n, rows, logits=step.logits, opens=step.opens, best=best))
         start += step.n
     return works
 

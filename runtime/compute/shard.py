@@ -18,7 +18,7 @@ from zrt.runtime.compute.layout import (
     shard_shapes,
 )
 from zrt.runtime.compute.linear import Linear, linear
-from zrt.runtime.compute.parallel import Collectives, RowParallelLinear, VocabularyLinear
+from zrt.runtime.compute.parallel import LEADER, Collectives, RowParallelLinear, VocabularyLinear
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import Part, part_bytes
 from zrt.runtime.compute.weights import Source
@@ -118,6 +118,11 @@ class Shard:
     @property
     def is_last(self) -> bool:
         return self.head is not None
+
+    @property
+    def leads(self) -> bool:
+        """Whether what comes out is here: not at the other ranks of a group."""
+        return self.group is None or self.group.rank == LEADER
 
 
 class _Loader:

@@ -6,7 +6,9 @@ with `preadv` (never mapped), straight into the destination where dtypes agree, 
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -20,6 +22,8 @@ from zrt.runtime.errors import ZrtError
 
 CHUNK_BYTES: Final = 8 << 20
 RUN_BYTES: Final = 4 << 20  # of float32 drawn from one seed; another value makes other random models
+DRAWERS: Final = 16
+"""Threads that draw at once, if there are so many cores; each holds a run."""
 FILE_DTYPES: Final = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -106,16 +110,36 @@ class RandomCheckpoint:
         _check_part(name, full, part, row, column)
         center = self._norm_center if name.endswith("norm.weight") else 0.0
         run = max(1, RUN_BYTES // (full[1] * 4))
-        drawn = torch.empty(min(run, full[0]), full[1])
-        for first in range(row // run * run, row + part.shape[0], run):
+
+        def draw(first: int) -> Tensor:
             seed = hashlib.blake2b(f"{name}:{first}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(seed, "little", signed=True))
-            rows = drawn[: min(run, full[0] - first)]
-            rows.uniform_(center - self._spread, center + self._spread, generator=generator)
+            rows = torch.empty(min(run, full[0] - first), full[1])
+            return rows.uniform_(center - self._spread, center + self._spread, generator=generator)
+
+        def place(first: int, rows: Tensor) -> None:
             start, stop = max(row, first), min(row + part.shape[0], first + rows.shape[0])
             target = part[start - row : stop - row]
-            target.copy_(rows[start - first : stop - first, column : column + part.shape[1]])
+            target.copy_(rows[start - first : stop - first, column : column + part.shape[1]].to(into.dtype))
             tick(target.numel() * target.itemsize)
+
+        runs = range(row // run * run, row + part.shape[0], run)
+        if len(runs) == 1:
+            place(runs[0], draw(runs[0]))
+            return
+        drawers = min(DRAWERS, len(os.sched_getaffinity(0)))
+        pool = ThreadPoolExecutor(drawers, "draw")
+        drawn: deque[tuple[int, Future[Tensor]]] = deque()
+        try:
+            for first in runs:
+                drawn.append((first, pool.submit(draw, first)))
+                if len(drawn) > drawers:
+                    begin, rows = drawn.popleft()
+                    place(begin, rows.result())
+            for begin, rows in drawn:
+                place(begin, rows.result())
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

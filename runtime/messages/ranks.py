@@ -179,13 +179,15 @@ class StepBatch(RankMessage):
     """One forward of many sessions. The rows of all steps lie one after the other.
 
     On the first stage they are `tokens`. Elsewhere they are hidden states in the assigned dtype, `shape` [rows, hidden]: from 16 KiB on a
-    frame of their own, else `data` (base64 in the JSON).
+    frame of their own, else `data` (base64 in the JSON). `best`: whoever picks a next token takes the greatest logit's, so that a device may
+    begin with it by itself.
     """
 
     steps: list[RankStep]
     tokens: list[U32] = []
     shape: list[U32] = []
     data: memoryview = memoryview(b"")
+    best: bool = False
 
 
 class TruncateSession(RankMessage):
