@@ -11,11 +11,10 @@ from typing import get_args
 import torch
 
 from zrt.runtime.actor import Actor, Bare, Envelope
-from zrt.runtime.compute.rank import Rank
+from zrt.runtime.compute.rank import Rank, device_memory
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
-from zrt.runtime.machine import available_memory, total_memory
 from zrt.runtime.messages.ranks import (
     Bye,
     Error,
@@ -94,5 +93,5 @@ class TpRank(Actor):
 
 
 def _memory(device: torch.device) -> VramInfo:
-    free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (available_memory(), total_memory())
+    free, total = device_memory(device)
     return VramInfo(free >> 20, total >> 20)
