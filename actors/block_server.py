@@ -15,12 +15,14 @@ to the lane (compute/engine.py).
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import TypeAlias
 
 from zrt.actors.backend import Backend, LocalBackend
 from zrt.actors.bare_sessions import BareSessions, BareStep
+from zrt.actors.group_record import GroupRecord
 from zrt.actors.lent_layers import LentLayers
 from zrt.actors.rank_group import RankGroup
 from zrt.actors.routed_sessions import RoutedSessions
@@ -85,7 +87,7 @@ class BlockServer(Member):
         self.assignment: Assignment | None = None
         self._fault: Fault | None = None
         self._group: RankGroup | None = None
-        self._rebuilds = 0
+        self._record: GroupRecord | None = None
         self._lent: LentLayers | None = None
         self._workers: dict[str, Address] = {}
         self._workers_changed = asyncio.Event()
@@ -125,9 +127,7 @@ class BlockServer(Member):
         load = self.turns.load()
         load.sessions = len(self.routed) + len(self.bare)
         load.stale = self.counters.stale
-        if self._group is not None:
-            load.group = self._group.stats()
-            load.group.rebuilds = self._rebuilds
+        load.group = self._record.load() if self._record is not None else None
         return load
 
     def _on_registered(self, again: bool) -> None:
@@ -145,6 +145,7 @@ class BlockServer(Member):
         assignment = envelope.body.assignment
         if self.assignment is None or assignment.serial != self.assignment.serial:
             self.assignment = assignment
+            self._record = GroupRecord(assignment.tp, os.getpid()) if assignment.tp > 1 else None
             self._begin(assignment)
         return Done()
 
@@ -202,13 +203,16 @@ class BlockServer(Member):
     async def _load_group(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
         """As leader of `tp` ranks. One that breaks meanwhile is built again, a few times."""
         folder = await self.turns.lane.run(resolve, assignment.model, weights=assignment.weights == "files")
+        record = self._record
+        if record is None:
+            raise ZrtError("internal", "no ranks are assigned", self.name)
         for attempt in range(REBUILDS):
             if attempt:
                 await asyncio.sleep(REBUILD_PAUSE_S * attempt)
             group = self._group = RankGroup(
                 self,
                 self.turns.lane,
-                world=assignment.tp,
+                record,
                 device=self.device,
                 threads=max(1, self.threads[0] // assignment.tp),
                 lost=self._on_group_lost,
@@ -223,7 +227,7 @@ class BlockServer(Member):
                     raise
                 log.warning("%s: the group of ranks is built again: %s", self.name, error)
                 await self._leave_group()
-                self._rebuilds += 1
+                record.rebuilds += 1
         raise AssertionError("the last attempt returns or raises")
 
     async def _leave_group(self) -> None:
@@ -289,7 +293,8 @@ class BlockServer(Member):
         backend = self.turns.backend
         if assignment is None or backend is None or backend not in (self._group, self._lent) or self.ended.is_set():
             return  # it was being built: whoever builds it knows
-        self._rebuilds += 1
+        if self._record is not None:
+            self._record.rebuilds += 1
         self._begin(assignment)
         self.routed.forget_all()
 

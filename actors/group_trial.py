@@ -1,7 +1,9 @@
 """A group of TP ranks that is formed, checked and ended again: what `zrt check MODEL --tp N` runs."""
 
 import asyncio
+import os
 
+from zrt.actors.group_record import GroupRecord
 from zrt.actors.rank_group import RankGroup
 from zrt.runtime.actor import Actor
 from zrt.runtime.errors import ZrtError
@@ -16,7 +18,8 @@ def try_group(world: int, device: str) -> ZrtError | None:
 async def _try(world: int, device: str) -> ZrtError | None:
     actor, lane = Actor("check"), Lane("check")
     await actor.start()
-    group = RankGroup(actor, lane, world=world, device=device, threads=1, lost=_unheard, stuck=lane.close)
+    record = GroupRecord(world, os.getpid())
+    group = RankGroup(actor, lane, record, device=device, threads=1, lost=_unheard, stuck=lane.close)
     try:
         await group.form()
     except ZrtError as error:

@@ -4,6 +4,7 @@ Receives from its leader, and bare from any peer: the requests of messages/ranks
 The loop answers Ping, QueryVram and Shutdown, so that a rank is heard while it computes; all else is the lane's (compute/rank.py).
 """
 
+import asyncio
 import logging
 from collections.abc import Hashable
 from typing import get_args
@@ -11,11 +12,10 @@ from typing import get_args
 import torch
 
 from zrt.runtime.actor import Actor, Bare, Envelope
-from zrt.runtime.compute.rank import Rank
+from zrt.runtime.compute.rank import Rank, device_memory
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
-from zrt.runtime.machine import available_memory, total_memory
 from zrt.runtime.messages.ranks import (
     Bye,
     Error,
@@ -80,7 +80,7 @@ class TpRank(Actor):
             case Ping():
                 return Pong(self._rank.rank, self._rank.world, self._rank.device.index or 0)
             case QueryVram():
-                return _memory(self._rank.device)
+                return await asyncio.to_thread(_memory, self._rank.device)  # a driver may hold it up
             case Shutdown():
                 self._loop.call_soon(self.ended.set)
                 return Bye()
@@ -94,5 +94,5 @@ class TpRank(Actor):
 
 
 def _memory(device: torch.device) -> VramInfo:
-    free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (available_memory(), total_memory())
+    free, total = device_memory(device)
     return VramInfo(free >> 20, total >> 20)

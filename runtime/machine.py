@@ -1,10 +1,12 @@
 """The memory of this machine that a new process may take: what the kernel reports, within the limits of control groups."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 RECLAIMED: Final = ("inactive_file", "active_file", "slab_reclaimable")
 """What a control group is charged for and the kernel takes back when memory is asked for, by its names in memory.stat."""
 
@@ -21,6 +23,15 @@ def available_memory(root: Path = Path("/")) -> int:
 def total_memory(root: Path = Path("/")) -> int:
     """Bytes of memory this machine has."""
     return _table((root / "proc/meminfo").read_text(), ":")["MemTotal"] * 1024
+
+
+def resident_memory(pid: int | None = None) -> int:
+    """Bytes of memory that a process has resident: this one, or another; 0 where there is none."""
+    try:
+        with open(f"/proc/{pid or 'self'}/statm", "rb", buffering=0) as statm:
+            return int(statm.read(128).split()[1]) * _PAGE
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def _mem_available(root: Path) -> int:

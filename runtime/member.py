@@ -14,7 +14,7 @@ from msgspec import Struct
 from zrt.runtime.actor import Actor, Answer, Envelope, Handler
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.link import Link
-from zrt.runtime.machine import available_memory
+from zrt.runtime.machine import available_memory, resident_memory
 from zrt.runtime.messages.control import (
     ActorKind,
     ActorState,
@@ -40,7 +40,6 @@ SILENCE_S: Final = 3.0
 PAUSE_FIRST_S: Final = 0.2
 PAUSE_MOST_S: Final = 5.0
 _LEAST_BEAT_S: Final = 0.05
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Member(Actor):
@@ -229,7 +228,7 @@ class Member(Actor):
 
     async def _send_beat(self, beats: Periodic) -> None:
         try:
-            beat = Beat(self.state, self.lag_ms, _rss_bytes(), self.load(), self._room_bytes())
+            beat = Beat(self.state, self.lag_ms, resident_memory(), self.load(), self._room_bytes())
             await self.ask_coordinator(beat, timeout=SILENCE_S)
         except ZrtError as error:
             if beats is self._beats:  # else it belongs to an earlier registration
@@ -237,7 +236,7 @@ class Member(Actor):
 
     def _room_bytes(self) -> int:
         """What a blank process could grow to: the coordinator gives it blocks by that. Nobody asks it of others, so they do not look."""
-        return available_memory() + _rss_bytes() if self.state == "blank" else 0
+        return available_memory() + resident_memory() if self.state == "blank" else 0
 
     def _lose(self, why: str) -> None:
         if not self.registered.is_set():
@@ -254,8 +253,3 @@ class Member(Actor):
             fn(*arguments)
         except Exception:
             log.exception("%s: %s failed", self.name, fn)
-
-
-def _rss_bytes() -> int:
-    with open("/proc/self/statm", "rb", buffering=0) as statm:
-        return int(statm.read(128).split()[1]) * _PAGE

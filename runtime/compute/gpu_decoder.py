@@ -77,6 +77,7 @@ class GpuDecoder(Decoder):
     def end(self) -> None:
         """Free the graphs: a group can end only when none holds its operations any more."""
         self._before, self._ahead = None, None
+        torch.cuda.current_stream(self.shard.device).synchronize()
         for graph in self._graphs.values():
             graph.end()
         self._graphs.clear()

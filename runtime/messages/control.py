@@ -123,10 +123,16 @@ class KvStats(Struct, frozen=True):
     page_tokens: U64 = 0
 
 
-class RankLoad(Struct):
-    """What a leader knows of one rank (the leader is rank 0): the memory of its device, the errors it answered, and its part in the steps.
+RankState = Literal["starting", "joining", "loading", "ready", "lost"]
+"""A rank's process starts, joins its group's communicator, reads its shard, serves; it is lost once its group is broken or has ended."""
 
-    Microseconds, in all: `forward_us` what its forwards took, `drain_us` how long after the fan-out its replies came.
+
+class RankLoad(Struct):
+    """What a leader knows of one rank (the leader is rank 0), over all groups since it got its assignment.
+
+    Microseconds, in all: `forward_us` what its forwards took, `drain_us` how long after the fan-out its replies came. `free_mb` of
+    `total_mb` MiB of its device's memory are free (on a CPU, of the machine's), and `rss_bytes` is the process's own resident memory.
+    `errors` counts the operations that it answered with an error or not at all, `error` is the last of these.
     """
 
     rank: U64
@@ -137,10 +143,37 @@ class RankLoad(Struct):
     drain_us: U64 = 0
     free_mb: U64 = 0
     total_mb: U64 = 0
+    state: RankState = "starting"
+    rss_bytes: U64 = 0
+    error: str = ""
+
+
+class GroupStep(Struct):
+    """One operation of a group, as its leader clocked it: a step (`op` is step_batch), or any other that failed.
+
+    `serial` counts them from 1, `age_ms` is how long before the load was told it ended; it ran `rows` tokens of `sessions` sessions.
+    Lists have an entry a rank, the leader's first: `forward_us` what its forward took (0: it did not say), `drain_us` how long after the
+    fan-out its reply came (the leader's own part: was done), `errors` the kind of what it answered instead, or was found guilty of.
+    """
+
+    serial: U64
+    op: str
+    age_ms: U64
+    sessions: U64
+    rows: U64
+    fan_out_us: U64
+    forward_us: list[U64]
+    drain_us: list[U64]
+    errors: list[str]
 
 
 class GroupLoad(Struct):
-    """A tensor-parallel group. `fan_out_us` is what sending the steps took, in all; `comm_age_s` how old its communicator is."""
+    """A tensor-parallel group: its ranks, and how often it was formed anew since its leader got its assignment.
+
+    `state` is forming, loading, ready, broken or ended. `comm_id` begins the communicator's id, `comm_age_s` is how old that is (0: it is not
+    formed). `steps` ran since the assignment came, and sending them to the ranks took `fan_out_us` in all; `recent` are the last ones
+    (a few dozen), the latest last. `fault` is why the last group broke, empty if none did.
+    """
 
     state: str
     world: U64
@@ -149,6 +182,9 @@ class GroupLoad(Struct):
     steps: U64 = 0
     fan_out_us: U64 = 0
     ranks: list[RankLoad] = []
+    comm_id: str = ""
+    fault: str = ""
+    recent: list[GroupStep] = []
 
 
 class Load(Struct):

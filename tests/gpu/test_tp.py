@@ -17,6 +17,7 @@ from clusters import local_cluster
 from peers import until
 from torch import Tensor
 
+from zrt.actors.group_record import GroupRecord
 from zrt.actors.group_trial import try_group
 from zrt.actors.rank_group import RankGroup
 from zrt.runtime.actor import Actor
@@ -127,7 +128,8 @@ def test_check_forms_a_group_of_real_ranks() -> None:
 async def group_on_gpus(folder: Path, assignment: Assignment) -> AsyncIterator[RankGroup]:
     actor, lane = Actor("leader"), Lane("leader")
     await actor.start()
-    group = RankGroup(actor, lane, world=2, device="cuda:0", threads=1, lost=lambda _: None, stuck=lane.close)
+    record = GroupRecord(2, os.getpid())
+    group = RankGroup(actor, lane, record, device="cuda:0", threads=1, lost=lambda _: None, stuck=lane.close)
     try:
         await group.form()
         await group.load(folder, assignment, lambda *_: None, lambda: False)
@@ -215,7 +217,7 @@ async def test_a_rank_that_is_lost_in_a_graph_costs_time_and_no_token(
             session = asyncio.ensure_future(cluster.greedy(prompt, 200))
             await until(lambda turns=turns: server.turns.tally.turns >= turns + 30)  # type: ignore[misc]
             assert server._group is not None
-            os.kill(server._group._members[0].child.pid, fault)
+            os.kill(server._group.processes.members[0].child.pid, fault)
             started = time.monotonic()
             assert await asyncio.wait_for(session, 90) == wanted
             print(
