@@ -14,7 +14,7 @@ demo: .venv/demo
 
 ## the whole suite, WORKERS files of it at once, then lint, format and types
 test: .venv/test dev
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory lint
 
 ## what needs a CUDA device, with whatever Python there has torch for it

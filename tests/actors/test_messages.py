@@ -118,7 +118,8 @@ async def test_a_question_that_is_not_answered_in_time_fails_with_deadline_and_i
     await until(lambda: asker.counters.dropped == 1)
 
 
-async def test_a_reply_that_came_while_the_loop_was_held_up_beats_the_deadline(start: Start) -> None:
+@pytest.mark.parametrize("swallowed", [False, True], ids=["told", "its news swallowed by a send"])
+async def test_a_reply_that_came_while_the_loop_was_held_up_beats_the_deadline(start: Start, swallowed: bool) -> None:
     asker, answerer = await start(Actor("a")), Actor("b")
     asked = threading.Event()
 
@@ -127,6 +128,7 @@ async def test_a_reply_that_came_while_the_loop_was_held_up_beats_the_deadline(s
         return Done()
 
     answerer.handle(Close, answer)
+    answerer.handle(Credit, lambda envelope: None)
     async with elsewhere(answerer) as address:
         await asker.ask(address, Close(1, 2), timeout=PATIENCE_S)
         asked.clear()
@@ -134,6 +136,8 @@ async def test_a_reply_that_came_while_the_loop_was_held_up_beats_the_deadline(s
         await asyncio.sleep(0)
         assert asked.wait(PATIENCE_S)  # holds this loop up, not the answerer's
         time.sleep(0.5)  # noqa: ASYNC251  past the deadline
+        if swallowed:
+            asker.tell(address, Credit(1, 1, 1))
         assert (await asking).body == Done()
 
 

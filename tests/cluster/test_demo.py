@@ -26,7 +26,7 @@ PROMPTS = [
     "List three prime numbers above 100.",
     "Übersetze ins Deutsche: good morning, 世界 🌍",
 ]
-TOKENS = 32
+TOKENS = 20
 
 pytestmark = pytest.mark.demo
 

@@ -26,7 +26,6 @@ OFTEN = [
         "llama", SIX | {"vocab_size": 157}, 3, STAGES, True, id="three ranks, odd vocabulary, tied, two stages"
     ),
     pytest.param("qwen2", SIX | {"num_key_value_heads": 1}, 3, STAGES, False, id="three ranks share a kv head"),
-    pytest.param("qwen3", {"head_dim": 16, "vocab_size": 151}, 4, WHOLE, True, id="four ranks, tied"),
     pytest.param("phi3", {"vocab_size": 151}, 2, STAGES, False, id="two ranks, fused, two stages"),
 ]
 RARELY = [
