@@ -160,7 +160,7 @@ class Coordinator(Actor):
                 await asyncio.sleep(PORT_RETRY_S)
 
     async def stop(self) -> None:
-        self.generations.fail_all(ZrtError("coordinator_lost", "the cluster is going down", self.name))
+        self.generations.fail_all(ZrtError("coordinator_lost", "the coordinator was stopped", self.name))
         await super().stop()
         self.prompts.close()
 
@@ -409,6 +409,7 @@ class Coordinator(Actor):
             case Down():
                 self._tell_client(bare, Ok(id=request.id))
                 await self.drains.all_finished(request.timeout_ms / 1000)
+                self.generations.fail_all(ZrtError("cancelled", "the cluster was shut down"))
                 self._down()
 
     def _cancel(self, bare: Bare, request: Cancel) -> None:

@@ -74,8 +74,7 @@ def _first_line(pipe: BinaryIO, log: BinaryIO) -> bytes:
         if time.monotonic() > give_up:
             raise ZrtError("deadline", f"the cluster was not ready within {READY_S:g} s and is ended")
     line = pipe.readline()
-    if not line:
-        _pass_on(log)
+    _pass_on(log)
     return line
 
 

@@ -47,9 +47,19 @@ def _obey(arguments: argparse.Namespace) -> int:
         return 2 if error.kind in WORDS_OFF else 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of one command: what it does not know it refuses with its own usage, rather than hand it back to `zrt`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="zrt",
         description="One large language model over several processes, GPUs and machines.",
         epilog="`zrt COMMAND --help` tells more. Exit status: 0 done, 1 it failed (the reason is on stderr), "

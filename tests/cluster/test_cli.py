@@ -200,6 +200,7 @@ def test_a_detached_cluster_outlives_its_command(cluster: Running, model: Path) 
     assert (done.returncode, done.stdout) == (0, "")
     log = cluster.home / "run" / "second.log"
     assert f"`zrt down` ends it; its log is {log}\n" in done.stderr
+    assert "stage0 (blocks 0-3): done\n" in done.stderr
     state = json.loads(cluster.zrt("status", "--json").stdout)
     assert (state["name"], state["ready"]) == ("second", True)
     assert "zrt: second is ready at" in log.read_text()

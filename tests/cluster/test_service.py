@@ -85,6 +85,7 @@ def test_drain_and_undrain(tiny: Path, tmp_path: Path) -> None:
             drain = cluster.zrt("drain", "stage1", "--timeout", "0")
             assert (drain.returncode, drain.stdout) == (0, ""), drain.stderr
             assert drain.stderr.splitlines()[-1] == "zrt: stage1 is drained: 1 parked"
+            assert len(set(drain.stderr.splitlines())) == len(drain.stderr.splitlines())
             status = cluster.zrt("status").stdout
             assert "drained" in status
             assert "parked" in status

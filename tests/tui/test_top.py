@@ -11,6 +11,7 @@ import pytest
 from clusters import Local, cluster_file, local_cluster, make_coordinator
 from loads import load
 from snapshots import cluster as snapshot
+from textual import app as textual_app
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 from vocabularies import BACKENDS, write_tokenizer
@@ -35,6 +36,16 @@ def folder(make_model: Callable[..., Path]) -> Path:
 async def cluster(folder: Path) -> AsyncIterator[Local]:
     async with local_cluster(folder, STAGES, model_context=8192) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _cluster_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Textual's pilot takes the process's idleness for a sign that a key was handled; with a busy cluster inside, it waits in vain."""
+
+    async def soon(min_sleep: float = 0, max_sleep: float = 0) -> None:
+        await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(textual_app, "wait_for_idle", soon)
 
 
 @asynccontextmanager
