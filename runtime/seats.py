@@ -49,15 +49,10 @@ def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
         wishes(conf, spec),
     )
     for number, (stage, blocks) in enumerate(zip(conf.stages, ranges, strict=True), 1):
-        ends = {0, spec.num_blocks - 1}
         for lend in stage.lend:
             at = f"[[stage]] {number} lend: blocks {lend.blocks} of {lend.worker}"
             if lend.blocks.first < blocks.first or lend.blocks.last > blocks.last:
                 raise ZrtError("bad_config", f"{at} are not within the stage's {blocks}")
-            if ends & {lend.blocks.first, lend.blocks.last}:
-                raise ZrtError("bad_config", f"{at}: the model's first and last block stay with embedding and head")
-        if sum(len(lend.blocks) for lend in stage.lend) == len(blocks):
-            raise ZrtError("bad_config", f"[[stage]] {number} lends all its blocks: it keeps at least one")
     return ranges
 
 

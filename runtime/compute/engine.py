@@ -15,11 +15,12 @@ from torch import Tensor
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.kv_cache import KVCache
+from zrt.runtime.compute.layout import PAGE_TOKENS
 from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.pages import PoolStats
 from zrt.runtime.compute.parallel import Collectives
 from zrt.runtime.compute.sampling import Picked, Sampler, pick
-from zrt.runtime.compute.session_cache import SessionCache
+from zrt.runtime.compute.session_cache import PageCount, SessionCache
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.split import Part, part_bytes
@@ -139,16 +140,25 @@ class Engine:
         context: int,
         sessions: int,
         device: str,
+        ends: tuple[bool, bool] | None = None,
         group: Collectives | None = None,
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> "Engine":
-        """As `load`, from a source that is open; `kv_bytes` are this process's own."""
+        """As `load`, from a source that is open; `kv_bytes` are this process's own, `ends` as `Shard.load` has it."""
         on_gpu = torch.device(device).type == "cuda"
         if on_gpu:
             _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, group)
         shard = Shard.load(
-            spec, source, blocks, dtype=dtype, device=device, group=group, progress=progress, cancelled=cancelled
+            spec,
+            source,
+            blocks,
+            dtype=dtype,
+            device=device,
+            ends=ends,
+            group=group,
+            progress=progress,
+            cancelled=cancelled,
         )
         if on_gpu:
             from zrt.runtime.compute.gpu_decoder import GpuDecoder  # needs Triton, which comes with torch for CUDA
@@ -166,6 +176,28 @@ class Engine:
             decoder.capture()
             return cls(shard, pages, decoder)
         cache = KVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
+        return cls(shard, cache, Decoder(shard, cache))
+
+    @classmethod
+    def of_ends(
+        cls,
+        spec: ModelSpec,
+        source: Source,
+        place: int,
+        *,
+        embedding: bool,
+        head: bool,
+        dtype: torch.dtype,
+        pages: int,
+        context: int,
+        sessions: int,
+    ) -> "Engine":
+        """No blocks, but what of the model's ends is asked for, on the CPU: what stands before block `place`, where others run all blocks.
+
+        It holds no KV, and counts `pages` of it, so that it takes the sessions that they take.
+        """
+        shard = Shard.load(spec, source, (place, place - 1), dtype=dtype, ends=(embedding, head))
+        cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=context, sessions=sessions)
         return cls(shard, cache, Decoder(shard, cache))
 
     @property

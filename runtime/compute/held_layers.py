@@ -57,16 +57,13 @@ class HeldLayers:
         sessions: int,
         device: str,
     ) -> "HeldLayers":
-        """Read the runs; `kv_bytes` are shared out by their layers.
+        """Read the runs, layers alone: embedding, norm and head stay with the master. `kv_bytes` are shared out by their layers.
 
-        ZrtError as Engine.read, and bad_request for the model's first and last layer: embedding and head are with them.
+        ZrtError as Engine.read, and bad_request for a layer that the model lacks.
         """
         for first, last in runs:
-            if first < 1 or last > spec.num_blocks - 2:
-                raise ZrtError(
-                    "bad_request",
-                    f"layers {first}-{last}: of this model, a worker holds some of 1-{spec.num_blocks - 2}",
-                )
+            if last >= spec.num_blocks:
+                raise ZrtError("bad_request", f"layers {first}-{last}: this model has layers 0-{spec.num_blocks - 1}")
         count = sum(last - first + 1 for first, last in runs)
         return cls(
             {
@@ -79,6 +76,7 @@ class HeldLayers:
                     context=context,
                     sessions=sessions,
                     device=device,
+                    ends=(False, False),
                 )
                 for run in runs
             }

@@ -24,6 +24,7 @@ from msgspec import Meta, Struct
 
 from zrt.runtime.messages.control import ActorState, GroupLoad, KvStats, snake
 from zrt.runtime.messages.header import U32, U64
+from zrt.runtime.messages.lending import LendLoad
 from zrt.runtime.messages.sampling import (
     CountPenalty,
     LogitBias,
@@ -314,6 +315,8 @@ class ActorInfo(Struct):
     """Tokens it ran, prompts included, a second between its last two beats."""
     turn_p50_ms: float = 0.0
     turn_p95_ms: float = 0.0
+    lend: LendLoad | None = None
+    """Its layer workers, if it lends blocks."""
 
 
 class HopInfo(Struct):

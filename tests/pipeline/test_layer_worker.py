@@ -193,17 +193,14 @@ async def test_what_it_cannot_do_is_said_in_words(tmp_path: Path, fields: dict[s
         assert str(answer["message"]).startswith(said)
 
 
-@pytest.mark.parametrize("layer", [0, 5])
-async def test_the_first_and_the_last_layer_are_not_taken(model: Path, tmp_path: Path, layer: int) -> None:
-    offer = offer_of(model, (layer,))
+async def test_a_layer_that_the_model_lacks_is_refused(model: Path, tmp_path: Path) -> None:
     text = (model / "config.json").read_text()
-    settings = {"dtype": "float32", "kv_bytes": 1 << 20, "context": CONTEXT, "sessions": 4}
+    settings = {"dtype": "float32", "kv_bytes": 1 << 20, "context": CONTEXT, "sessions": 4, "random": True}
     async with worker_at(tmp_path) as peer:
         await peer.ask("PrepareLayers", config_json=text, **settings)
-        await peer.ask("LayerAssignment", layers=[f"model.layers.{layer}"], model_hash=offer.model_hash)
-        await push(peer, offer)
+        await peer.ask("LayerAssignment", layers=["model.layers.0", "model.layers.6"], model_hash="")
         answer = await peer.ask("ModelDataDone")
-        assert f"layers {layer}-{layer}: of this model, a worker holds some of 1-4" in str(answer["message"])
+        assert answer["message"] == "bad_request: layers 6-6: this model has layers 0-5"
 
 
 # ---- the push -------------------------------------------------------------------------------------------------------
