@@ -156,7 +156,7 @@ class RankGroup:
             )
 
         request = LoadDenseShard(assignment.model, text, files)
-        self.engine, _ = await self.operations.together(request, own, LoadDenseShardOk, LOAD_S)
+        self.engine, _ = await self.operations.together(request, own, LoadDenseShardOk, LOAD_S, spread=LOAD_S)
         self.record.all_are("ready")
 
     async def end(self) -> None:
