@@ -164,7 +164,9 @@ class RankGroup:
         self._ending = True
         await self.processes.end(asked=self.broken is None)
         self._fail(ZrtError("cancelled", "the group of ranks was ended", self._name))  # whoever still waits for it
+        await self.operations.over()
         self._communicator = self._rendezvous = None
+        self.__dict__.pop("engine", None)  # whoever still knows this group keeps no memory and no sockets by that
 
     def _fail(self, error: ZrtError) -> None:
         self.operations.fail(error)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from traceback import format_exception
 from typing import Any, Final, TypeVar
 
 from zrt.actors.group_record import GroupRecord
@@ -78,6 +79,11 @@ class RankOperations:
         task = asyncio.ensure_future(self._operation(request, own, reply, timeout, spread))
         return await asyncio.shield(task)
 
+    async def over(self) -> None:
+        """Wait until the operation that runs is over. After `fail` that is soon, or `stuck` is called."""
+        async with self._turns:
+            pass
+
     def agree(self, own: RankMessage, replies: Sequence[RankMessage]) -> None:
         """ZrtError rank_failed, and the group is broken, unless all ranks said the same as the leader."""
         for member, reply in zip(self._processes.members, replies, strict=True):
@@ -104,11 +110,12 @@ class RankOperations:
             leader = asyncio.ensure_future(clock.drained(self._lane.run(clock.forward, own)))
             parts: list[asyncio.Future[Any]] = [leader, *asked]
             await self._drain(parts, spread)
+            op = str(type(request).__struct_config__.tag)
+            known = self._released(op, leader)
             errors = [_error(part) for part in parts]
             for rank, part in enumerate(asked, 1):
                 if errors[rank] is None and isinstance(answer := part.result(), StepBatchOk):
                     clock.forward_us[rank] = answer.forward_us
-            op = str(type(request).__struct_config__.tag)
             steps = request.steps if isinstance(request, StepBatch) else []
             self._record.ran(
                 op,
@@ -120,7 +127,7 @@ class RankOperations:
                 errors=errors,
             )
             if any(errors):
-                raise self._combined(op, errors, known=isinstance(_raised(leader), ZrtError))
+                raise self._combined(op, errors, known=known)
             return leader.result(), [answer.result() for answer in asked]
 
     async def _drain(self, parts: Sequence["asyncio.Future[Any]"], spread: float) -> None:
@@ -150,6 +157,16 @@ class RankOperations:
         for part in parts:
             part.cancel()
         await asyncio.wait(parts)
+
+    def _released(self, op: str, leader: "asyncio.Future[Any]") -> bool:
+        """Whether the leader's part raised a ZrtError. What it raised holds on to nothing: a traceback would keep the engine, with its memory."""
+        error = None if leader.cancelled() else leader.exception()
+        if error is None or isinstance(error, ZrtError):
+            return error is not None
+        if self.broken is None:
+            log.error("%s: %s failed: %s", self._name, op, "".join(format_exception(error)))
+        error.__traceback__ = error.__context__ = None
+        return False
 
     def _combined(self, op: str, errors: Sequence[ZrtError | None], *, known: bool) -> ZrtError:
         """One error of those of all ranks, the leader's (`known`: it was a ZrtError) first. Unless all refused alike, the group is broken.
@@ -203,10 +220,6 @@ class _Clock:
         finally:
             rank = member.rank if member is not None else 0
             self.drain_us[rank] = max(0, time.perf_counter_ns() - self._sent) // 1000
-
-
-def _raised(part: "asyncio.Future[Any]") -> BaseException | None:
-    return None if part.cancelled() else part.exception()
 
 
 def _error(part: "asyncio.Future[Any]") -> ZrtError | None:

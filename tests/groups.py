@@ -92,6 +92,14 @@ def holdings() -> tuple[Counter[str], int]:
     return kinds, sum(map(alive, psutil.Process().children(recursive=True)))
 
 
+async def holds_no_more_than(held: tuple[Counter[str], int]) -> None:
+    """AssertionError if this process still has more open, or other children, when what was under way has had its time to end."""
+    with suppress(TimeoutError):
+        await until(lambda: holdings() == held)
+    now = holdings()
+    assert now == held, f"{now}, not {held}"
+
+
 # ---- what may happen to a rank --------------------------------------------------------------------------------------
 
 

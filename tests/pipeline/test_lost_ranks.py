@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from groups import FAULTS, SPLIT, group_of, harm, holdings, ranked, ranks_of, rebuilt, record_of
+from groups import FAULTS, SPLIT, group_of, harm, holdings, holds_no_more_than, ranked, ranks_of, rebuilt, record_of
 from peers import until
 from references import reference
 from results import tell
@@ -67,7 +67,7 @@ async def test_a_rank_that_is_lost_costs_time_and_no_token(
         for other in others:
             assert await asyncio.wait_for(other, 60) == (said_of_start(folder) if moment == "decode" else wanted)
         await cluster.settled()
-        await until(lambda: holdings() == held)
+        await holds_no_more_than(held)
         assert second is group_of(cluster)
         seen = record_of(cluster).load()
         assert (seen.state, seen.rebuilds) == ("ready", 2 if moment == "load" else 1)
@@ -113,4 +113,4 @@ async def test_ranks_killed_one_after_the_other_while_sessions_generate(
         generated = sum(await asyncio.wait_for(asyncio.gather(*sessions), 100))
         tell(test="ranks killed in a row", count=count, seconds=time.monotonic() - began, generations=generated)
         await cluster.settled()
-        await until(lambda: holdings() == held)
+        await holds_no_more_than(held)
