@@ -259,8 +259,9 @@ class Coordinator(Actor):
         sender = self._sender(envelope)
         before = self.roster.known(sender).load.group
         entry = self.roster.beat(sender, envelope.body, time.monotonic())
-        if before is not None and entry.load.group is not None and entry.load.group.rebuilds > before.rebuilds:
-            self.happened.add("rebuild", entry.address.name, "its group of ranks was formed anew")
+        group = entry.load.group
+        if before is not None and group is not None and group.rebuilds > before.rebuilds:
+            self.happened.add("rebuild", entry.address.name, f"its group of ranks is formed anew: {group.fault}")
         if entry.blank:
             self._place()  # it may have more room than it had
         return Done()

@@ -164,7 +164,7 @@ class RankGroup:
             )
 
         request = LoadDenseShard(assignment.model, text, files)
-        self._engine, _ = await self.operations.together(request, own, LoadDenseShardOk, LOAD_S)
+        self._engine, _ = await self.operations.together(request, own, LoadDenseShardOk, LOAD_S, spread=LOAD_S)
         self.record.all_are("ready")
 
     async def end(self) -> None:
@@ -172,6 +172,7 @@ class RankGroup:
         self._ending = True
         await self.processes.end(asked=self.broken is None)
         self._fail(ZrtError("cancelled", "the group of ranks was ended", self._name))  # whoever still waits for it
+        await self.operations.over()
         await self._let_go()
 
     async def _let_go(self) -> None:

@@ -102,9 +102,10 @@ class Roster:
 
         It serves from there once it says how it is: what it still knows of the earlier coordinator's sessions is forgotten by then.
         """
-        if entry.seat is not None or replace(holds, serial=0, first=0, last=0) != template:
+        if entry.seat is not None or replace(holds, serial=0, first=0, last=0, tp=template.tp) != template:
             return False
-        free = [seat for seat in self._seating.empty() if (seat.first, seat.last) == (holds.first, holds.last)]
+        held = (holds.first, holds.last, holds.tp)
+        free = [seat for seat in self._seating.empty() if (seat.first, seat.last, seat.tp) == held]
         if not free:
             return False
         entry.seat = next((seat for seat in free if seat.name == entry.address.name), free[0])

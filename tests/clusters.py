@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zrt.actors.block_server import BlockServer
 from zrt.actors.coordinator import Coordinator
@@ -175,9 +176,10 @@ async def local_cluster(folder: Path, stages: Sequence[str | None], **settings: 
         yield cluster
 
 
-def make_coordinator(conf: Conf, folder: Path) -> Coordinator:
+def make_coordinator(conf: Conf, folder: Path, **settings: Any) -> Coordinator:
     spec = read_spec(folder)
-    return Coordinator(conf, folder, spec, Prompts(folder, spec, min(conf.model.context, spec.max_positions)))
+    prompts = Prompts(folder, spec, min(conf.model.context, spec.max_positions))
+    return Coordinator(conf, folder, spec, prompts, **settings)
 
 
 def make_server(name: str, join: str, memory: int = 0, device: str = "cpu") -> BlockServer:

@@ -146,15 +146,32 @@ def _actor(show: Callable[[ActorInfo], str], *, served: bool = True) -> Callable
     return cell
 
 
+def _or_rank(cell: Callable[[Node], str], show: Callable[[RankLoad], str]) -> Callable[[Node], str]:
+    """A cell that ranks have, too."""
+    return lambda node: cell(node) if node.rank is None else show(node.rank)
+
+
+def _rank_fault(rank: RankLoad) -> str:
+    return f"{rank.errors} errors, the last: {rank.error}" if rank.error else ""
+
+
+def _process(node: Node) -> str:
+    actor = node.actor
+    if actor is None:
+        return ""
+    pid = actor.pid if node.rank is None else node.rank.pid
+    return f"{actor.host}:{pid}" if pid else ""
+
+
 def _kv(actor: ActorInfo) -> str:
     kv = actor.kv
     return "" if kv is None or not kv.total else f"{bar(kv.used, kv.total, 6)} {kv.used / kv.total:4.0%}"
 
 
 def _memory(node: Node) -> str:
-    if node.rank is not None:
-        used = node.rank.total_mb - node.rank.free_mb
-        return amount(used * 2**20) if node.rank.total_mb else ""
+    rank, actor = node.rank, node.actor
+    if rank is not None and actor is not None:  # the process's own; on a GPU, what is taken of it
+        return amount(rank.rss_bytes if actor.device == "cpu" else (rank.total_mb - rank.free_mb) << 20)
     return amount(node.actor.rss_bytes) if node.actor is not None and node.actor.rss_bytes else ""
 
 
@@ -166,13 +183,14 @@ def _node_style(node: Node) -> Style:
         return "bad"
     if actor.silent_ms > STALE_MS:
         return "dim"
-    return "plain" if actor.state == "ready" else "warn"
+    state = actor.state if node.rank is None else node.rank.state
+    return "bad" if state == "lost" else "plain" if state == "ready" else "warn"
 
 
 TREE: Final = Table[Node](
     (
         Column("actor", 26, lambda node: node.label),
-        Column("state", 9, _actor(_state, served=False)),
+        Column("state", 9, _or_rank(_actor(_state, served=False), lambda rank: rank.state)),
         Column("KV pages", 11, _actor(_kv)),
         Column("queue", -5, _actor(lambda actor: str(actor.waiting))),
         Column("busy", -5, _actor(lambda actor: f"{actor.busy_share:.0%}")),
@@ -183,8 +201,8 @@ TREE: Final = Table[Node](
         Column("sessions", -8, _actor(lambda actor: str(actor.sessions))),
         Column("restarts", -8, _actor(lambda actor: str(actor.restarts), served=False)),
         Column("device", 7, _actor(lambda actor: actor.device)),
-        Column("process", 24, _actor(lambda actor: f"{actor.host}:{actor.pid}" if actor.pid else "", served=False)),
-        Column("fault", 200, _actor(lambda actor: actor.fault, served=False)),
+        Column("process", 24, _process),
+        Column("fault", 200, _or_rank(_actor(lambda actor: actor.fault, served=False), _rank_fault)),
     ),
     key=lambda node: node.key,
     style=_node_style,
