@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from typing import Literal
 
 from zrt.actors.generation import Generation
@@ -16,7 +17,8 @@ from zrt.actors.generations import Generations
 from zrt.runtime.actor import Actor
 from zrt.runtime.entries import Entry
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Drain, Drained, DrainInfo
+from zrt.runtime.messages.client import Drain, Drained
+from zrt.runtime.messages.cluster import DrainInfo
 from zrt.runtime.messages.control import Address, Serving, SetState
 from zrt.runtime.roster import Roster
 
@@ -130,7 +132,7 @@ class Record:
         self._info = DrainInfo(request.name, "draining", asker, request.timeout_ms, 0)
 
     def info(self) -> DrainInfo:
-        info = self._info
+        info = self._info = copy(self._info)  # the last one was told as it was
         if info.state == "draining":
             info.spent_ms = int((time.monotonic() - self._began) * 1000)
             if self.account is not None:
@@ -139,8 +141,7 @@ class Record:
         return info
 
     def end(self, state: Literal["drained", "failed"]) -> None:
-        self.info()
-        self._info.state = state
+        self.info().state = state
         self.account = None
 
 

@@ -18,7 +18,8 @@ from zrt.runtime.detokenise import Detokeniser
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.journal import Journal
-from zrt.runtime.messages.client import Error, Follow, Generate, Resume, SessionInfo, StageShare
+from zrt.runtime.messages.client import Error, Follow, Generate, Resume, StageShare
+from zrt.runtime.messages.cluster import SessionInfo
 from zrt.runtime.messages.control import Address, Filled, Sampled, SampledToken, StepFailed
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.page_keys import PageKeys
@@ -52,6 +53,7 @@ class Generations:
         idle_s: float,
         happened: Journal,
     ) -> None:
+        self.began = time.monotonic()
         self.dropped_stale = 0
         self.tokens = 0
         self.happened = happened
@@ -212,9 +214,10 @@ class Generations:
         generation.progress(self._admission.place(generation.id))
 
     def infos(self) -> Iterator[SessionInfo]:
+        """All live sessions, the oldest first."""
         now = time.monotonic()
         for generation in self._live.values():
-            yield generation.info(now, self._page_tokens)
+            yield generation.info(self.began, now, self._page_tokens)
 
     def _new_id(self) -> int:
         while (number := secrets.randbits(63)) in self._live or number == 0:

@@ -4,7 +4,7 @@ import time
 from collections import Counter, deque
 from typing import Final, Literal
 
-from zrt.runtime.messages.client import Happened
+from zrt.runtime.messages.cluster import Happened
 
 KEPT: Final = 400
 

@@ -92,6 +92,10 @@ class Mailbox:
             self._schedule()
         return there
 
+    def behind(self, peer: bytes = b"") -> bool:
+        """Whether messages wait for this peer to take those before them."""
+        return bool(self._outboxes.get(peer))
+
     async def room(self, timeout: float, peer: bytes = b"") -> None:
         """Wait until the peer's outbox is at most half full.
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from zrt.runtime.entries import Entry
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import ActorInfo
+from zrt.runtime.messages.cluster import ActorInfo, pipeline_order
 from zrt.runtime.messages.control import (
     ActorKind,
     ActorState,
@@ -298,7 +298,7 @@ class Roster:
                 restarts = self._restarts.get(name, 0)
                 stage = seats.get(name, -1)
                 infos.append(ActorInfo(name, "block_server", state, stage=stage, restarts=restarts, fault=fault))
-        return sorted(infos, key=lambda info: (info.stage if info.stage >= 0 else 1 << 30, info.name))
+        return sorted(infos, key=pipeline_order)
 
 
 def _preference(entry: Entry, crowd: Crowd) -> tuple[int, int, int, str]:
