@@ -19,6 +19,7 @@ from pathlib import Path
 from zrt.actors.delivery import caller_name
 from zrt.actors.drains import Drains
 from zrt.actors.generations import Generations
+from zrt.actors.metrics import MetricsServer
 from zrt.actors.subscribers import Subscribers
 from zrt.runtime.actor import Actor, Bare, Envelope
 from zrt.runtime.admission import Admission
@@ -28,6 +29,7 @@ from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.exposition import exposition
 from zrt.runtime.journal import Journal
 from zrt.runtime.messages.client import (
     Cancel,
@@ -125,6 +127,9 @@ class Coordinator(Actor):
             happened=self.happened,
         )
         self.drains = Drains(self, self.roster, self.generations, changed=self._roster_changed)
+        self.metrics: MetricsServer | None = None
+        if conf.metrics.listen:
+            self.metrics = MetricsServer(conf.metrics.listen, self._exposition, self.roster.unready)
         self._subscribers = Subscribers(self, lambda: self._cluster(""), self.happened)
         for body_type, handler in (
             (Register, self._on_register),
@@ -142,6 +147,8 @@ class Coordinator(Actor):
 
     async def start(self) -> None:
         await self._bind()
+        if self.metrics is not None:
+            await self.metrics.start()
         self.depend(self._subscribers.publish(), "publish")
         self.every(WATCH_S, self._watch)
 
@@ -158,6 +165,8 @@ class Coordinator(Actor):
 
     async def stop(self) -> None:
         self.generations.fail_all(ZrtError("coordinator_lost", "the cluster is going down", self.name))
+        if self.metrics is not None:
+            self.metrics.close()
         await super().stop()
         self.prompts.close()
 
@@ -450,6 +459,9 @@ class Coordinator(Actor):
             errors=dict(self.happened.errors),
             drains=self.drains.infos(),
         )
+
+    def _exposition(self) -> bytes:
+        return exposition(self._cluster(""), self.generations.times, self.drains.ended)
 
     def _down(self) -> None:
         """`zrt up` ends everything it started; without one, every process is told, and this one ends."""

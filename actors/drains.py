@@ -6,7 +6,7 @@ the roster offers, as after a death), else they may finish until the time is up,
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
@@ -38,6 +38,8 @@ class Drains:
         self._changed = changed
         self._hurry = asyncio.Event()
         self._records: deque[Record] = deque(maxlen=KEPT)
+        self.ended: Counter[str] = Counter()
+        """How many ended, by how: drained, failed."""
 
     def infos(self) -> list[DrainInfo]:
         """The drains that run and the last ones that did."""
@@ -61,10 +63,12 @@ class Drains:
             await self._set_state(entry.address, "drained")
         except BaseException:
             record.end("failed")
+            self.ended["failed"] += 1
             happened.add("drain", request.name, "could not be drained")
             self._reverse(entry.address)
             raise
         record.end("drained")
+        self.ended["drained"] += 1
         happened.add("drain", request.name, "is drained")
         return account.event(self._generations.through(entry.address), "drained")
 

@@ -248,6 +248,15 @@ class Roster:
     def ready(self) -> bool:
         return self.route() is not None
 
+    def unready(self) -> str:
+        """Why it is not ready, in words: the stages that have no ready replica. Empty when it is."""
+        lacking = [
+            str(stage)
+            for stage in range(self.num_stages)
+            if not any(entry.routable for entry in self._seating.holders(stage))
+        ]
+        return f"no replica is ready of stage {', '.join(lacking)}" if lacking else ""
+
     def fault(self) -> str:
         """Why the cluster cannot become ready by itself; empty when it can or is."""
         for stage in range(self.num_stages):
