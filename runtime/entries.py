@@ -84,4 +84,5 @@ class Entry:
             turn_p50_ms=load.turn_p50_us / 1e3,
             turn_p95_ms=load.turn_p95_us / 1e3,
             fault=f"{fault.kind}: {fault.message}" if fault else "",
+            lend=load.lend if seat else None,
         )

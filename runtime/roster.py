@@ -149,6 +149,7 @@ class Roster:
         entry = self.known(address)
         if message.serial == entry.serial:
             entry.done_bytes, entry.total_bytes = message.done, message.total
+            entry.load.lend = message.lend
         else:
             self.stale += 1
 

@@ -5,6 +5,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from zrt.runtime.messages.control import ActorState, GroupLoad, KvStats
+from zrt.runtime.messages.lending import LendLoad
 
 GAPS: Final = 24
 """Times between tokens that a session's information holds."""
@@ -45,6 +46,8 @@ class ActorInfo(Struct):
     """Tokens it ran, prompts included, a second between its last two beats."""
     turn_p50_ms: float = 0.0
     turn_p95_ms: float = 0.0
+    lend: LendLoad | None = None
+    """Its layer workers, if it lends blocks."""
 
 
 def pipeline_order(actor: ActorInfo) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from zrt.runtime.messages.header import MOST_STAGES, U32, U64, HopTime, Label, Name
+from zrt.runtime.messages.lending import LendLoad
 from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 
 ActorKind = Literal["coordinator", "block_server", "layer_worker", "supervisor"]
@@ -207,6 +208,7 @@ class Load(Struct):
     turn_p50_us: U64 = 0
     turn_p95_us: U64 = 0
     """Of the turns since about a minute ago, the last few hundred at most."""
+    lend: LendLoad | None = None
 
 
 class Beat(Control):
@@ -231,11 +233,12 @@ class StateChanged(Control):
 
 
 class LoadProgress(Control):
-    """Bytes of weights read so far, while loading."""
+    """Bytes of weights read so far, while loading; and how the layer workers get on, if there are any."""
 
     serial: U64
     done: U64
     total: U64
+    lend: LendLoad | None = None
 
 
 class SampledToken(Struct, array_like=True):

@@ -11,7 +11,7 @@ from clusters import Local, local_cluster
 from peers import until
 from transformers import AutoModelForCausalLM
 
-from zrt.actors import lent_layers
+from zrt.actors import lent_run
 from zrt.actors.lent_layers import LentLayers
 from zrt.runtime.messages.layers import Batch
 
@@ -121,7 +121,7 @@ async def test_a_worker_that_is_lost_costs_time_but_no_tokens(model: Path, again
 
 @pytest.mark.chaos
 async def test_a_worker_that_hangs_is_replaced(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lent_layers, "STEP_S", 1.0)
+    monkeypatch.setattr(lent_run, "STEP_S", 1.0)
     wanted = reference(model, PROMPT, 200)
     async with local_cluster(model, [None], lend={"attic": ["1-3"]}) as cluster:
         running = asyncio.create_task(cluster.greedy(PROMPT, 200))
