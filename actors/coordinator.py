@@ -19,6 +19,7 @@ from pathlib import Path
 from zrt.actors.delivery import caller_name
 from zrt.actors.drains import Drains
 from zrt.actors.generations import Generations
+from zrt.actors.metrics import MetricsServer
 from zrt.actors.subscribers import Subscribers
 from zrt.runtime.actor import Actor, Bare, Envelope
 from zrt.runtime.admission import Admission
@@ -28,6 +29,7 @@ from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.exposition import exposition
 from zrt.runtime.journal import Journal
 from zrt.runtime.messages.client import (
     Cancel,
@@ -79,7 +81,6 @@ BEAT_MS = 1000
 SUSPICION_S = 3.0  # silence after which a process is taken for hung
 ASSIGN_DEADLINE_S = 10.0
 KILL_DEADLINE_S = 5.0
-PUBLISH_S = 0.1  # subscribers hear at most this often
 TAKEN_OVER = ("loading", "ready", "draining", "drained")  # states of a process whose blocks are of use
 WATCH_S = 1.0
 PORT_RETRY_S = 0.1
@@ -102,7 +103,6 @@ class Coordinator(Actor):
         self.roster = self._roster()
         self.cluster = cluster or secrets.token_hex(8)
         self.happened = Journal()
-        self._began = time.monotonic()
         self.serials = count(
             secrets.randbits(62)
         )  # none that an earlier coordinator gave: members still hold its assignments
@@ -127,8 +127,10 @@ class Coordinator(Actor):
             happened=self.happened,
         )
         self.drains = Drains(self, self.roster, self.generations, changed=self._roster_changed)
-        self._subscribers = Subscribers(self._tell_subscriber)
-        self._changed = asyncio.Event()
+        self.metrics: MetricsServer | None = None
+        if conf.metrics.listen:
+            self.metrics = MetricsServer(conf.metrics.listen, self._exposition, self.roster.unready)
+        self._subscribers = Subscribers(self, lambda: self._cluster(""), self.happened)
         for body_type, handler in (
             (Register, self._on_register),
             (Beat, self._on_beat),
@@ -145,7 +147,9 @@ class Coordinator(Actor):
 
     async def start(self) -> None:
         await self._bind()
-        self.depend(self._publish(), "publish")
+        if self.metrics is not None:
+            await self.metrics.start()
+        self.depend(self._subscribers.publish(), "publish")
         self.every(WATCH_S, self._watch)
 
     async def _bind(self) -> None:
@@ -161,6 +165,8 @@ class Coordinator(Actor):
 
     async def stop(self) -> None:
         self.generations.fail_all(ZrtError("coordinator_lost", "the coordinator was stopped", self.name))
+        if self.metrics is not None:
+            self.metrics.close()
         await super().stop()
         self.prompts.close()
 
@@ -234,7 +240,7 @@ class Coordinator(Actor):
 
     def _roster_changed(self) -> None:
         self.generations.routes_changed()
-        self._changed.set()
+        self._subscribers.changed()
 
     def _workers_changed(self) -> None:
         for entry in self.roster.of_kind("block_server"):
@@ -284,7 +290,7 @@ class Coordinator(Actor):
     def _on_load_progress(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, LoadProgress)
         self.roster.load_progress(self._sender(envelope), envelope.body)
-        self._changed.set()
+        self._subscribers.changed()
 
     def _on_sampled(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, Sampled)
@@ -386,10 +392,11 @@ class Coordinator(Actor):
                 self._cancel(bare, request)
                 self._tell_client(bare, Ok(id=request.id))
             case Status():
-                self._tell_client(bare, self._cluster(request.id, 0))
+                cluster = self._cluster(request.id)
+                cluster.happened = self.happened.since(0)
+                self._tell_client(bare, cluster)
             case Subscribe():
                 self._subscribers.add(bare, request)
-                self._changed.set()  # so that the time until it is due is looked at
             case Follow():
                 self.generations.follow(bare, request)
             case Unsubscribe():
@@ -437,23 +444,7 @@ class Coordinator(Actor):
             raise ZrtError("unsupported", f"there is no `zrt up` here that could start {name} again", self.name)
         await self.ask(supervisors[0].address, Kill(name, address.incarnation), timeout=KILL_DEADLINE_S)
 
-    def _tell_subscriber(self, bare: Bare, request: str, heard: int) -> int | None:
-        return self.happened.last if self._tell_client(bare, self._cluster(request, heard)) else None
-
-    async def _publish(self) -> None:
-        """Tell subscribers what changed, and how the sessions get on, a few times a second at most; nothing is worked out for nobody."""
-        while True:
-            changed = True
-            try:
-                async with asyncio.timeout(self._subscribers.pause()):
-                    await self._changed.wait()
-            except TimeoutError:
-                changed = False
-            self._changed.clear()
-            self._subscribers.publish(changed)
-            await asyncio.sleep(PUBLISH_S)
-
-    def _cluster(self, request: str, heard: int) -> Cluster:
+    def _cluster(self, request: str) -> Cluster:
         return Cluster(
             id=request,
             name=self.conf.cluster.name,
@@ -465,12 +456,14 @@ class Coordinator(Actor):
             actors=self.roster.infos(time.monotonic()),
             sessions=list(self.generations.infos()),
             stale=self.generations.dropped_stale + self.roster.stale + self.counters.stale,
-            up_ms=int((time.monotonic() - self._began) * 1000),
+            up_ms=int((time.monotonic() - self.generations.began) * 1000),
             tokens=self.generations.tokens,
             errors=dict(self.happened.errors),
             drains=self.drains.infos(),
-            happened=self.happened.since(heard),
         )
+
+    def _exposition(self) -> bytes:
+        return exposition(self._cluster(""), self.generations.times, self.drains.ended)
 
     def _down(self) -> None:
         """`zrt up` ends everything it started; without one, every process is told, and this one ends."""

@@ -6,9 +6,10 @@ the roster offers, as after a death), else they may finish until the time is up,
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from typing import Literal
 
 from zrt.actors.generation import Generation
@@ -16,7 +17,8 @@ from zrt.actors.generations import Generations
 from zrt.runtime.actor import Actor
 from zrt.runtime.entries import Entry
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Drain, Drained, DrainInfo
+from zrt.runtime.messages.client import Drain, Drained
+from zrt.runtime.messages.cluster import DrainInfo
 from zrt.runtime.messages.control import Address, Serving, SetState
 from zrt.runtime.roster import Roster
 
@@ -36,6 +38,8 @@ class Drains:
         self._changed = changed
         self._hurry = asyncio.Event()
         self._records: deque[Record] = deque(maxlen=KEPT)
+        self.ended: Counter[str] = Counter()
+        """How many ended, by how: drained, failed."""
 
     def infos(self) -> list[DrainInfo]:
         """The drains that run and the last ones that did."""
@@ -59,10 +63,12 @@ class Drains:
             await self._set_state(entry.address, "drained")
         except BaseException:
             record.end("failed")
+            self.ended["failed"] += 1
             happened.add("drain", request.name, "could not be drained")
             self._reverse(entry.address)
             raise
         record.end("drained")
+        self.ended["drained"] += 1
         happened.add("drain", request.name, "is drained")
         return account.event(self._generations.through(entry.address), "drained")
 
@@ -130,7 +136,7 @@ class Record:
         self._info = DrainInfo(request.name, "draining", asker, request.timeout_ms, 0)
 
     def info(self) -> DrainInfo:
-        info = self._info
+        info = self._info = copy(self._info)  # the last one was told as it was
         if info.state == "draining":
             info.spent_ms = int((time.monotonic() - self._began) * 1000)
             if self.account is not None:
@@ -139,8 +145,7 @@ class Record:
         return info
 
     def end(self, state: Literal["drained", "failed"]) -> None:
-        self.info()
-        self._info.state = state
+        self.info().state = state
         self.account = None
 
 

@@ -9,19 +9,16 @@ from zrt.runtime.messages.client import (
     Accepted,
     Error,
     Finished,
-    HopInfo,
     Phase,
     Progress,
-    SessionInfo,
     StageShare,
     Timings,
 )
 from zrt.runtime.messages.client import Piece as PieceEvent
+from zrt.runtime.messages.cluster import GAPS, HopInfo, SessionInfo
 from zrt.runtime.messages.control import SampledToken
 from zrt.runtime.page_keys import PageKeys
 from zrt.runtime.sessions import Piece, Session, State
-
-GAPS = 24  # times between tokens that are kept
 
 PHASES: dict[State, Phase] = {
     State.QUEUED: "queued",
@@ -149,8 +146,8 @@ class Generation:
             spent[1] += hop.compute
             spent[2] += hop.encode
 
-    def info(self, now: float, page_tokens: int) -> SessionInfo:
-        """The session, for people."""
+    def info(self, began: float, now: float, page_tokens: int) -> SessionInfo:
+        """The session, for people; `began` is when the clock of `asked_ms` was 0."""
         session, timings = self.session, self._timings()
         hops = [
             HopInfo(address.name, *(round(us / 1e3 / self.spent_on, 3) for us in spent))
@@ -164,7 +161,7 @@ class Generation:
             epoch=session.epoch,
             route=[address.name for address in session.route],
             client=caller_name(self.delivery.client),
-            age_s=round(now - self.created, 3),
+            asked_ms=int((self.created - began) * 1e3),
             ttft_ms=timings.ttft_ms,
             tokens_s=round(self._pace(now), 2),
             gaps_ms=[round(gap * 1e3, 2) for gap in self.gaps],

@@ -17,8 +17,10 @@ from zrt.runtime.admission import Admission
 from zrt.runtime.detokenise import Detokeniser
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.exposition import Times
 from zrt.runtime.journal import Journal
-from zrt.runtime.messages.client import Error, Follow, Generate, Resume, SessionInfo, StageShare
+from zrt.runtime.messages.client import Error, Follow, Generate, Resume, StageShare
+from zrt.runtime.messages.cluster import SessionInfo
 from zrt.runtime.messages.control import Address, Filled, Sampled, SampledToken, StepFailed
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.page_keys import PageKeys
@@ -52,8 +54,10 @@ class Generations:
         idle_s: float,
         happened: Journal,
     ) -> None:
+        self.began = time.monotonic()
         self.dropped_stale = 0
         self.tokens = 0
+        self.times = Times()
         self.happened = happened
         self.closed = False
         """No new session is taken: the cluster is going down."""
@@ -88,6 +92,7 @@ class Generations:
         for generation in answers:
             self._live[generation.id] = generation
             generation.accepted(self._prompts.notes, self._lease_s)
+            log.info("accepted: %d prompt tokens", len(prompt), extra={"session": generation.id})
         if self._tending is None:
             self._tending = self._actor.every(TEND_S, self._tend)
         self._admit()
@@ -212,9 +217,10 @@ class Generations:
         generation.progress(self._admission.place(generation.id))
 
     def infos(self) -> Iterator[SessionInfo]:
+        """All live sessions, the oldest first."""
         now = time.monotonic()
         for generation in self._live.values():
-            yield generation.info(now, self._page_tokens)
+            yield generation.info(self.began, now, self._page_tokens)
 
     def _new_id(self) -> int:
         while (number := secrets.randbits(63)) in self._live or number == 0:
@@ -335,8 +341,14 @@ class Generations:
 
     def _take(self, generation: Generation, sampled: SampledToken, now: float) -> None:
         session = generation.session
+        if generation.first_token:
+            self.times.between.observe(now - generation.last_token)
+        else:
+            self.times.first.observe(now - generation.created)
         generation.sampled(sampled, now)
         self.tokens += 1
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("token %d", sampled.index, extra={"session": session.id, "step": sampled.index})
         if session.state is not State.DECODING:
             session.move(State.DECODING)
         try:
@@ -418,6 +430,13 @@ class Generations:
         """Free what the session holds everywhere; the next in the queue may come."""
         if self._live.pop(generation.id, None) is None:
             return
+        ended = generation.session
+        log.info(
+            "ended (%s): %d tokens",
+            ended.reason,
+            ended.completion_tokens,
+            extra={"session": ended.id, "ms": round((time.monotonic() - generation.created) * 1e3, 1)},
+        )
         if generation.delivery.over:
             self._over.keep(generation.id, generation.delivery, time.monotonic())
         self._routing.leave(generation)

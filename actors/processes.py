@@ -1,16 +1,15 @@
 """The processes of `zrt actor KIND`: from command line words to a running actor. Heavy imports come after the lifeline is held."""
 
-import logging
 import os
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lifeline import READY_FD, hold
+from zrt.runtime.logs import log_to_stderr
 
 PORT_S = 5.0
 """How long a coordinator waits for the port of the one whose place it takes."""
@@ -135,27 +134,22 @@ def run_worker(
     _run(make)
 
 
-class Words(logging.Handler):
-    """Lines on stderr. What a full pipe does not take is dropped: a parent that hangs must not hold its children up."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with suppress(BlockingIOError):
-            os.write(sys.stderr.fileno(), f"{self.format(record)}\n".encode(errors="replace"))
-
-
 def _run(make: Callable[[], "Actor"]) -> NoReturn:
     told = READY_FD in os.environ  # a parent hears of a fault, and says it better than we
     lifeline = hold()
     if told:
         os.set_blocking(sys.stderr.fileno(), False)  # a pipe of our own
-    words: list[logging.Handler] = [Words()]
-    logging.basicConfig(
-        level=logging.WARNING, handlers=words, format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True
-    )
+
+    def named() -> "Actor":
+        lines = log_to_stderr()
+        actor = make()
+        lines.actor = actor.name
+        return actor
+
     from zrt.runtime.process import run_actor
 
     try:
-        run_actor(make, lifeline)
+        run_actor(named, lifeline)
     except ZrtError:
         if told:
             sys.exit(1)

@@ -163,6 +163,9 @@ class TurnLoop:
         self.tally.tokens += prompts + decodes
         self.tally.busy_us += turn.spent_us
         self._recent.append((started, turn.spent_us))
+        if log.isEnabledFor(logging.DEBUG):
+            told = {"step": self.tally.turns, "ms": turn.spent_us / 1e3}
+            log.debug("a turn of %d decodes, %d prompt tokens", decodes, prompts, extra=told)
         await self._deliver(turn)
 
 

@@ -199,6 +199,10 @@ class Actor:
         """Answer a bare message; any number of times. False if the peer is gone. ZrtError overloaded, too_large."""
         return self._mailbox.send([b"", frame] if bare.echo else [frame], bare.peer)
 
+    def behind(self, bare: Bare) -> bool:
+        """Whether the peer has yet to take earlier answers."""
+        return self._mailbox.behind(bare.peer)
+
     async def room(self, to: Address | bytes, *, timeout: float) -> None:
         """Wait until the outbox of a peer (its address, or its routing id at our mailbox) is at most half full.
 

@@ -16,11 +16,13 @@ from types import TracebackType
 from typing import Final, Literal, Self
 
 from zrt.runtime import running
+from zrt.runtime.changes import Snapshots
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.link import Link
 from zrt.runtime.messages.client import (
     Accepted,
     Cancel,
+    Changes,
     ChatMessage,
     ClientEvent,
     ClientRequest,
@@ -212,16 +214,27 @@ class Client:
         return event
 
     async def watch(self, every: float = 1.0) -> AsyncGenerator[Cluster]:
-        """The cluster now, after every change and every so many seconds, until the iteration is left; also through a connection that breaks."""
+        """The cluster now, after every change and every so many seconds, until the iteration is left; also through a connection that breaks.
+
+        What comes is changes, from which whole snapshots are made: processes and sessions that did not change are the same objects as before.
+        `happened` holds what is new. ZrtError bad_request: what came cannot be such changes.
+        """
         request = Subscribe(id=self._next_id(), every_ms=round(every * 1000))
         await self._there()
+        snapshots, asked = Snapshots(), False
         with _Events(self, request.id, again=lambda: [request]) as events:
             self._send(request)
             try:
                 while True:
                     event = await events.next()
-                    if isinstance(event, Cluster):
-                        yield event
+                    if isinstance(event, Cluster | Changes):
+                        cluster = snapshots.take(event)
+                        if cluster is not None:
+                            asked = False
+                            yield cluster
+                        elif not asked:
+                            asked = True
+                            self._send(request)  # something is missing: it is told anew, from a whole one on
             finally:
                 with suppress(ZrtError):  # without a connection there is no subscription either
                     self._send(Unsubscribe(id=request.id))

@@ -1,18 +1,18 @@
 """Cluster files (conf/*.toml) as Structs. Every mistake is named, with the valid values, before anything starts."""
 
-import difflib
 import ipaddress
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks
+from zrt.runtime.toml_tables import read_table, read_tables, size, unknown
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 AtLeastZero = Annotated[int, msgspec.Meta(ge=0)]
@@ -96,6 +96,19 @@ class Limits(msgspec.Struct, frozen=True):
     restarts: AtLeastZero = 5
 
 
+class Metrics(msgspec.Struct, frozen=True):
+    """Where the coordinator answers GET /metrics and /healthz over HTTP; nowhere when empty. Port 0 lets the system pick one."""
+
+    listen: str = ""
+
+
+class Log(msgspec.Struct, frozen=True):
+    """What processes log, from which level on: lines for people, or a JSON object a line. See logs.py."""
+
+    level: Literal["debug", "info", "warning", "error"] = "warning"
+    format: Literal["text", "json"] = "text"
+
+
 class Conf(msgspec.Struct, frozen=True):
     """A cluster file. `stages` are in pipeline order and never empty."""
 
@@ -105,6 +118,8 @@ class Conf(msgspec.Struct, frozen=True):
     spares: Spares = Spares()
     kv: Kv = Kv()
     limits: Limits = Limits()
+    metrics: Metrics = Metrics()
+    log: Log = Log()
     workers: tuple[Worker, ...] = ()
 
 
@@ -126,9 +141,9 @@ def parse(text: str, where: str) -> Conf:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ZrtError("bad_config", f"this is no TOML: {error}", where) from error
-    mistakes = _unknown(tables, [*_TABLES, "stage", "worker"], "table")
+    mistakes = unknown(tables, [*_TABLES, "stage", "worker"], "table")
     read = {
-        name: _table(kind, tables.get(name, {}), f"[{name}]", mistakes)
+        name: read_table(kind, tables.get(name, {}), f"[{name}]", _READERS, mistakes)
         for name, kind in _TABLES.items()
         if name in tables or name == "model"
     }
@@ -136,8 +151,8 @@ def parse(text: str, where: str) -> Conf:
     if not isinstance(stages, list) or not stages:
         mistakes.append("there is no [[stage]], and at least one is needed")
         stages = []
-    read_stages = [_table(Stage, table, f"[[stage]] {n}", mistakes) for n, table in enumerate(stages, 1)]
-    workers = _tables(Worker, tables.get("worker", []), "[[worker]]", mistakes)
+    read_stages = [read_table(Stage, table, f"[[stage]] {n}", _READERS, mistakes) for n, table in enumerate(stages, 1)]
+    workers = read_tables(Worker, tables.get("worker", []), "[[worker]]", _READERS, mistakes)
     if not mistakes:
         conf = Conf(stages=tuple(read_stages), workers=workers, **read)  # type: ignore[arg-type]
         mistakes = _contradictions(conf)
@@ -203,58 +218,9 @@ _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "spares": Spares,
     "kv": Kv,
     "limits": Limits,
+    "metrics": Metrics,
+    "log": Log,
 }
-_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_T = TypeVar("_T", bound=msgspec.Struct)
-
-
-def _table(kind: type[_T], table: object, at: str, mistakes: list[str]) -> _T | None:
-    """`table` as `kind`, or None with the reasons added to `mistakes`."""
-    if not isinstance(table, dict):
-        mistakes.append(f"{at} must be a table, not {table!r}")
-        return None
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    found = [f"{at} {mistake}" for mistake in _unknown(table, list(fields), "key")]
-    values: dict[str, Any] = {}
-    for name, field in fields.items():
-        if name not in table:
-            if field.required:
-                found.append(f"{at} lacks {name}")
-            continue
-        try:
-            values[name] = _READERS.get(name, _reader(field.type))(table[name])
-        except ValueError as error:  # msgspec.ValidationError is one
-            found.append(f"{at} {name}: {error}")
-    mistakes += found
-    return None if found else kind(**values)
-
-
-def _tables(kind: type[_T], tables: object, at: str, mistakes: list[str]) -> tuple[_T, ...]:
-    """A list of tables; mistakes are added to `mistakes`, and then some may be left out."""
-    if not isinstance(tables, list):
-        mistakes.append(f"{at} must be a list of tables, not {tables!r}")
-        return ()
-    read = [_table(kind, table, f"{at} {n}", mistakes) for n, table in enumerate(tables, 1)]
-    return tuple(table for table in read if table is not None)
-
-
-def _unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[str]:
-    mistakes = []
-    for name in table:
-        if name not in valid:
-            near = difflib.get_close_matches(name, valid, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            mistakes.append(f"{name} is no {what} here; {hint}valid: {', '.join(valid)}")
-    return mistakes
-
-
-def _reader(kind: Any) -> Callable[[object], Any]:
-    def read(value: object) -> Any:
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            raise ValueError(f"{value!r} is not one of {', '.join(get_args(kind))}")
-        return msgspec.convert(value, kind)
-
-    return read
 
 
 def _blocks(value: object) -> Blocks:
@@ -263,7 +229,7 @@ def _blocks(value: object) -> Blocks:
 
 def _lend(value: object) -> tuple[Lend, ...]:
     mistakes: list[str] = []
-    lends = _tables(Lend, value, "[[stage.lend]]", mistakes)
+    lends = read_tables(Lend, value, "[[stage.lend]]", {"blocks": _blocks}, mistakes)
     if mistakes:
         raise ValueError("; ".join(mistakes))
     return lends
@@ -282,23 +248,6 @@ def _listen(value: object) -> str:
     return text
 
 
-def size(value: object) -> int:
-    """Bytes of an int or of a text such as "1GiB" or "1.5 GiB". Raises ValueError."""
-    match msgspec.convert(value, int | str):
-        case int(count):
-            pass
-        case text:
-            found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text, re.ASCII)
-            if found is None or found[2] not in _UNITS:
-                raise ValueError(
-                    f'{text!r} is no size; write bytes or a text such as "1GiB" (units {", ".join(_UNITS)})'
-                )
-            count = int(float(found[1]) * _UNITS[found[2]])
-    if count < 1:
-        raise ValueError(f"{value!r} is no size above 0")
-    return count
-
-
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "blocks": _blocks,
     "device": _device,
@@ -312,12 +261,12 @@ _READERS: Final[dict[str, Callable[[object], Any]]] = {
 def _contradictions(conf: Conf) -> list[str]:
     """Mistakes that no value has by itself."""
     mistakes = []
-    host, _ = endpoint(conf.cluster.listen)
-    if not is_loopback(host) and not conf.cluster.insecure:
-        mistakes.append(
-            f"[cluster] listen: {conf.cluster.listen} can be reached from other machines and nothing is encrypted; "
-            "listen on 127.0.0.1, or set insecure = true"
-        )
+    for table, listen in (("cluster", conf.cluster.listen), ("metrics", conf.metrics.listen)):
+        if listen and not is_loopback(endpoint(listen)[0]) and not conf.cluster.insecure:
+            mistakes.append(
+                f"[{table}] listen: {listen} can be reached from other machines and nothing is encrypted; "
+                "listen on 127.0.0.1, or set insecure = true in [cluster]"
+            )
     before: tuple[int, Blocks] | None = None
     for number, stage in enumerate(conf.stages, 1):
         if stage.blocks is None:

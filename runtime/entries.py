@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from zrt.runtime.messages.client import ActorInfo
+from zrt.runtime.messages.cluster import ActorInfo
 from zrt.runtime.messages.control import ActorKind, ActorState, Address, Fault, Load
 from zrt.runtime.seats import Seat
 

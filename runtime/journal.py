@@ -1,10 +1,13 @@
 """What happened in a cluster, the last of it: for people who look later. Bounded."""
 
+import logging
 import time
 from collections import Counter, deque
 from typing import Final, Literal
 
-from zrt.runtime.messages.client import Happened
+from zrt.runtime.messages.cluster import Happened
+
+log = logging.getLogger(__name__)
 
 KEPT: Final = 400
 
@@ -24,6 +27,7 @@ class Journal:
         self.last += 1
         if error:
             self.errors[error] += 1
+        log.info("%s: %s%s", kind, text, f" ({error})" if error else "", extra={"where": where})
         self._kept.append(Happened(self.last, round(time.time(), 3), kind, where, text[:400], error))
 
     def since(self, serial: int) -> list[Happened]:

@@ -92,6 +92,11 @@ class Mailbox:
             self._schedule()
         return there
 
+    def behind(self, peer: bytes = b"") -> bool:
+        """Whether libzmq has yet to take messages for this peer, or to let go of large ones."""
+        outbox = self._outboxes.get(peer)
+        return outbox is not None and not outbox.idle
+
     async def room(self, timeout: float, peer: bytes = b"") -> None:
         """Wait until the peer's outbox is at most half full.
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from zrt.runtime.entries import Entry
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import ActorInfo
+from zrt.runtime.messages.cluster import ActorInfo, pipeline_order
 from zrt.runtime.messages.control import (
     ActorKind,
     ActorState,
@@ -250,6 +250,15 @@ class Roster:
     def ready(self) -> bool:
         return self.route() is not None
 
+    def unready(self) -> str:
+        """Why it is not ready, in words: the stages that have no ready replica. Empty when it is."""
+        lacking = [
+            str(stage)
+            for stage in range(self.num_stages)
+            if not any(entry.routable for entry in self._seating.holders(stage))
+        ]
+        return f"no replica is ready of stage {', '.join(lacking)}" if lacking else ""
+
     def fault(self) -> str:
         """Why the cluster cannot become ready by itself; empty when it can or is."""
         for stage in range(self.num_stages):
@@ -300,7 +309,7 @@ class Roster:
                 restarts = self._restarts.get(name, 0)
                 stage = seats.get(name, -1)
                 infos.append(ActorInfo(name, "block_server", state, stage=stage, restarts=restarts, fault=fault))
-        return sorted(infos, key=lambda info: (info.stage if info.stage >= 0 else 1 << 30, info.name))
+        return sorted(infos, key=pipeline_order)
 
 
 def _preference(entry: Entry, crowd: Crowd) -> tuple[int, int, int, str]:

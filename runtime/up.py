@@ -20,10 +20,11 @@ from zrt.runtime.actor import Envelope
 from zrt.runtime.asking import Question, answer
 from zrt.runtime.client import CONNECT_S, LEAVE_S, Client
 from zrt.runtime.compute.threads import thread_environment
-from zrt.runtime.config import Conf, Spares, Stage, Worker, threads
+from zrt.runtime.config import Conf, Log, Spares, Stage, Worker, threads
 from zrt.runtime.errors import KINDS, Kind, ZrtError
 from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline
+from zrt.runtime.logs import VARIABLE
 from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, Kill
@@ -120,7 +121,7 @@ class Parent:
         coordinator = self._supervisor.spawn(
             COORDINATOR,
             [*command("actor", "coordinator"), *self._words, "--cluster-id", self._cluster],
-            env=thread_environment(1),
+            env=self._environment(1),
             ready_s=READY_S,
             restart=self._restart,
         )
@@ -145,6 +146,11 @@ class Parent:
         member.every(WATCH_S, self._watch)
         return endpoint
 
+    def _environment(self, threads: int) -> dict[str, str]:
+        log = self.conf.log
+        said = {} if log == Log() else {VARIABLE: f"{log.level}:{log.format}"}
+        return thread_environment(threads) | said
+
     def _spawn_server(self, name: str, endpoint: str, conf: Stage | Spares) -> None:
         alone, shared = threads(self.conf, conf, len(os.sched_getaffinity(0)))
         words = ["--join", endpoint, "--name", name, "--device", conf.device, "--cluster-id", self._cluster]
@@ -154,7 +160,7 @@ class Parent:
         self._supervisor.spawn(
             name,
             [*command("actor", "block-server"), *words],
-            env=thread_environment(alone),
+            env=self._environment(alone),
             ready_s=READY_S,
             restart=self._restart,
         )
@@ -165,7 +171,7 @@ class Parent:
         self._supervisor.spawn(
             conf.name,
             [*command("worker"), *words, "--cluster-id", self._cluster],
-            env=thread_environment(threads),
+            env=self._environment(threads),
             ready_s=READY_S,
             restart=self._restart,
         )
@@ -295,7 +301,8 @@ class Parent:
         return Done()
 
     def _on_line(self, name: str, line: str) -> None:
-        self._say(f"{name}: {line}")
+        is_object = self.conf.log.format == "json" and line.startswith("{")
+        self._say(line if is_object else f"{name}: {line}")
 
     def _say(self, text: str) -> None:
         """Whoever looks after processes does not wait for those who read what it says."""

@@ -126,10 +126,10 @@ def seconds(text: str) -> float:
 
 def size(text: str) -> int:
     """Bytes as a cluster file writes them: 8GiB."""
-    from zrt.runtime import config
+    from zrt.runtime import toml_tables
 
     try:
-        return config.size(int(text) if text.isdecimal() else text)
+        return toml_tables.size(int(text) if text.isdecimal() else text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -125,6 +125,8 @@ def cluster_file(
         "spares": {"count": 0},
         "kv": {"bytes": "64MiB"},
         "limits": {},
+        "metrics": {},
+        "log": {},
     }
     for setting, value in settings.items():
         table, _, key = setting.partition("_")

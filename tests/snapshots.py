@@ -1,6 +1,7 @@
 """Snapshots of clusters as the coordinator tells them, of any size, with names that are hard to show."""
 
-from zrt.runtime.messages.client import ActorInfo, Cluster, DrainInfo, Happened, HopInfo, SessionInfo
+from zrt.runtime.messages.client import Cluster
+from zrt.runtime.messages.cluster import ActorInfo, DrainInfo, Happened, HopInfo, SessionInfo
 from zrt.runtime.messages.control import GroupLoad, KvStats, RankLoad
 
 
@@ -16,7 +17,7 @@ def actor(name: str, stage: int, **more: object) -> ActorInfo:
 
 def session(number: int, tokens: int = 10, **more: object) -> SessionInfo:
     made = SessionInfo(number, "decoding", 5, tokens, 1, ["stage0", "stage1"], client=f"client.{number:04d}")
-    made.tokens_s, made.ttft_ms, made.age_s, made.gaps_ms = 20.0 + number, 50.0, 500.0 - number, [1.0, 2.0, 4.0]
+    made.tokens_s, made.ttft_ms, made.asked_ms, made.gaps_ms = 20.0 + number, 50.0, number, [1.0, 2.0, 4.0]
     made.hops = [HopInfo("stage0", 0.5, 4.0, 0.1)]
     for key, value in more.items():
         setattr(made, key, value)

@@ -14,7 +14,8 @@ from textual.widgets import ContentSwitcher, Footer, Input, Static
 
 from zrt.runtime.client import Client
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Cluster, SessionInfo
+from zrt.runtime.messages.client import Cluster
+from zrt.runtime.messages.cluster import SessionInfo
 from zrt.tui import rows
 from zrt.tui.feed import Feed
 from zrt.tui.lines import Lines

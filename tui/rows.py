@@ -7,7 +7,8 @@ from typing import Final, Generic, Literal, TypeVar
 
 from rich.cells import set_cell_size
 
-from zrt.runtime.messages.client import ActorInfo, Cluster, DrainInfo, Happened, SessionInfo
+from zrt.runtime.messages.client import Cluster
+from zrt.runtime.messages.cluster import ActorInfo, DrainInfo, Happened, SessionInfo
 from zrt.runtime.messages.control import RankLoad
 
 Style = Literal["plain", "dim", "good", "warn", "bad"]
@@ -229,7 +230,7 @@ SESSIONS: Final = Table[SessionInfo](
 )
 
 ORDERS: Final[dict[str, Callable[[SessionInfo], object]]] = {
-    "age": lambda one: -one.age_s,
+    "age": lambda one: one.asked_ms,
     "tokens": lambda one: -one.completion_tokens,
     "pace": lambda one: -one.tokens_s,
     "ttft": lambda one: -one.ttft_ms,

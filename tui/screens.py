@@ -11,7 +11,8 @@ from textual.widgets import Footer, Input, Static
 
 from zrt.runtime.client import Stream
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Finished, Piece, SessionInfo
+from zrt.runtime.messages.client import Finished, Piece
+from zrt.runtime.messages.cluster import SessionInfo
 from zrt.tui.feed import Feed
 from zrt.tui.rows import sparkline
 from zrt.tui.state import State

@@ -3,7 +3,8 @@
 from collections import deque
 from typing import Final
 
-from zrt.runtime.messages.client import Cluster, Happened
+from zrt.runtime.messages.client import Cluster
+from zrt.runtime.messages.cluster import Happened
 from zrt.runtime.messages.control import GroupLoad
 from zrt.tui.rows import ReplyDrain
 

@@ -3,7 +3,7 @@
 | from | to | messages | where |
 | --- | --- | --- | --- |
 | client | coordinator | Generate Resume Cancel Status Subscribe Follow Unsubscribe Drain Undrain Restart Down | client.py |
-| coordinator | client | Ok Error Accepted Progress Piece Finished Cluster Drained | client.py |
+| coordinator | client | Ok Error Accepted Progress Piece Finished Cluster Changes Drained | client.py, cluster.py |
 | any process | coordinator | Register Beat | control.py, lending.py |
 | `zrt up` | coordinator | ChildDied | control.py |
 | coordinator | block server | Assign Workers SetState Open Credit Close | control.py |

@@ -18,13 +18,13 @@ the events of all of them are mixed. One `error` ends them all.
 A connection that breaks loses nothing: connect again and `resume` each session from where its events ended, within `lease_s` seconds.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from zrt.runtime.messages.control import ActorState, GroupLoad, KvStats, snake
+from zrt.runtime.messages.cluster import ActorInfo, DrainInfo, Happened, SessionInfo
+from zrt.runtime.messages.control import snake
 from zrt.runtime.messages.header import U32, U64
-from zrt.runtime.messages.lending import LendLoad
 from zrt.runtime.messages.sampling import (
     CountPenalty,
     LogitBias,
@@ -133,8 +133,12 @@ class Status(Request):
 
 
 class Subscribe(Request):
-    """Ask for a `cluster` event now, after every change (at most ten a second), and every `every_ms` whatever changes, until `unsubscribe` or
-    the client is gone. Counts of tokens are no change. `happened` holds what is new since the last event of this subscription alone."""
+    """Hear of the cluster: a `cluster` event now, then `changes` to it, after every change of state (at most ten a second) and every `every_ms`
+    in any case, until `unsubscribe` or the client is gone. `happened` holds what is new since the last event of this subscription alone.
+
+    A subscriber that does not keep up hears less often, and then of all that changed meanwhile. One that missed an event (`serial`) sends
+    the same request again, and gets a `cluster` first, as over every new connection.
+    """
 
     every_ms: Annotated[int, Meta(ge=100, le=10_000)] = 1000
 
@@ -280,107 +284,12 @@ class Finished(Answering):
     stages: list[StageShare] = []
 
 
-class ActorInfo(Struct):
-    """One process as the coordinator sees it. `blocks` is "0-14", empty while blank; `silent_ms` is the time since its last beat.
-
-    `done_bytes` of `total_bytes` of its weights are loaded; `rss_bytes` is its resident memory. `stale` counts what it dropped since it
-    came too late: steps of older epochs, messages meant for or sent by processes that are no more.
-    """
-
-    name: str
-    kind: str
-    state: ActorState
-    endpoint: str = ""
-    pid: int = 0
-    host: str = ""
-    device: str = ""
-    stage: int = -1
-    blocks: str = ""
-    done_bytes: int = 0
-    total_bytes: int = 0
-    sessions: int = 0
-    waiting: int = 0
-    turns: int = 0
-    steps: int = 0
-    busy_share: float = 0.0
-    rss_bytes: int = 0
-    restarts: int = 0
-    silent_ms: int = 0
-    kv: KvStats | None = None
-    fault: str = ""
-    stale: int = 0
-    group: GroupLoad | None = None
-    """Its tensor-parallel ranks."""
-    tokens_s: float = 0.0
-    """Tokens it ran, prompts included, a second between its last two beats."""
-    turn_p50_ms: float = 0.0
-    turn_p95_ms: float = 0.0
-    lend: LendLoad | None = None
-    """Its layer workers, if it lends blocks."""
-
-
-class HopInfo(Struct):
-    """What one stage spent on a token of a session, the mean over its route: waiting in its queue, computing, encoding."""
-
-    name: str
-    queue_ms: float
-    compute_ms: float
-    encode_ms: float
-
-
-class SessionInfo(Struct):
-    """One live session. `client` is its connection, `age_s` how long ago it was asked for, `ttft_ms` 0 before its first token, `tokens_s` the
-    pace of its last tokens, `gaps_ms` the times between these, the latest last. `network_ms` is what of a token's
-    time no stage accounts for.
-    """
-
-    session: int
-    state: str
-    prompt_tokens: int
-    completion_tokens: int
-    epoch: int
-    route: list[str] = []
-    client: str = ""
-    age_s: float = 0.0
-    ttft_ms: float = 0.0
-    tokens_s: float = 0.0
-    gaps_ms: list[float] = []
-    hops: list[HopInfo] = []
-    network_ms: float = 0.0
-    kv_pages: int = 0
-    fault: str = ""
-
-
-class Happened(Struct):
-    """Something that a person may want to know of later. `at` is Unix time in seconds, of the coordinator's clock; `serial` counts from 1.
-    `error` is one of errors.KINDS where there is one, `where` an actor or a session."""
-
-    serial: int
-    at: float
-    kind: Literal["state", "death", "reroute", "rebuild", "preemption", "drain", "refusal", "error"]
-    where: str
-    text: str
-    error: str = ""
-
-
-class DrainInfo(Struct):
-    """A drain that runs, or ran: who asked, how long it has taken of the time given, and what became of the sessions (as in `Drained`)."""
-
-    name: str
-    state: Literal["draining", "drained", "failed"]
-    asker: str
-    timeout_ms: int
-    spent_ms: int
-    left: int = 0
-    moved: int = 0
-    finished: int = 0
-    parked: int = 0
-
-
 class Cluster(Event):
-    """The whole cluster at one moment. `ready` is true when every stage has a ready replica; `stale` counts what the coordinator itself
-    dropped since it came too late. `tokens` were generated, and `errors` told to clients by kind, in the `up_ms` since it began. `drains` are
-    the last ones, `happened` the last things that did (a few hundred)."""
+    """The whole cluster at one moment. `actors` are in pipeline order, those without a stage last, and `sessions` the oldest first. `ready` is
+    true when every stage has a ready replica; `stale` counts what the coordinator itself dropped since it came too late. `tokens` were
+    generated, and `errors` told to clients by kind, in the `up_ms` since it began. `drains` are the last ones, `happened` the last things
+    that did (a few hundred).
+    """
 
     name: str
     model: str
@@ -398,6 +307,22 @@ class Cluster(Event):
     happened: list[Happened] = []
 
 
+class Changes(Event, omit_defaults=True, kw_only=True):
+    """What is different now from the last event of the same subscription: from its `cluster`, or its `changes` with the `serial` before this
+    (the first after a `cluster` has 1).
+
+    `cluster` holds fields of `cluster` itself, `actors` those of processes by name, `sessions` those of sessions by id. A field that is not
+    there is as it was; one that is replaces the old value whole, lists too. A process or session that is new has all its fields; one that
+    is None is gone. Of `gaps_ms` only the new ones come, as `new_gaps_ms`: append them, and keep the last GAPS. `happened` is news as a whole.
+    """
+
+    serial: int
+    cluster: dict[str, Any] = {}
+    actors: dict[str, dict[str, Any] | None] = {}
+    sessions: dict[int, dict[str, Any] | None] = {}
+    happened: list[Happened] = []
+
+
 class Drained(Event):
     """How a drain gets on, and at last its answer. Of the sessions that ran through `name` when it began: `left` still do, the others were `moved`
     to another replica, have `finished` (or were cancelled), or were `parked`."""
@@ -410,4 +335,4 @@ class Drained(Event):
     parked: int
 
 
-ClientEvent = Ok | Error | Accepted | Progress | Piece | Finished | Cluster | Drained
+ClientEvent = Ok | Error | Accepted | Progress | Piece | Finished | Cluster | Changes | Drained

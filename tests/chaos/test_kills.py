@@ -22,7 +22,8 @@ from zrt.runtime.capacity import block_server_bytes
 from zrt.runtime.client import Client
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import parse
-from zrt.runtime.messages.client import ActorInfo, Cluster, Piece, Progress
+from zrt.runtime.messages.client import Cluster, Piece, Progress
+from zrt.runtime.messages.cluster import ActorInfo
 
 PHASES = ("before the first token", "during a prefill chunk", "mid-decode", "during another's replay")
 WAYS: dict[str, dict[str, Any]] = {

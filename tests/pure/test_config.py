@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from zrt.runtime import config
-from zrt.runtime.config import Cluster, Conf, Kv, Lend, Limits, Model, Spares, Stage, Worker
+from zrt.runtime.config import Cluster, Conf, Kv, Lend, Limits, Log, Metrics, Model, Spares, Stage, Worker
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks
 
@@ -77,6 +77,11 @@ def test_a_full_file() -> None:
         idle_s = 60
         lease_s = 2.5
         restarts = 0
+        [metrics]
+        listen = "tcp://127.0.0.1:9464"
+        [log]
+        level = "info"
+        format = "json"
         """,
         "",
     )
@@ -87,6 +92,8 @@ def test_a_full_file() -> None:
         spares=Spares(2, "cuda:0", 1, 4 << 30),
         kv=Kv(3 << 29),
         limits=Limits(256, 8, 0, 60.0, 2.5, 0),
+        metrics=Metrics("tcp://127.0.0.1:9464"),
+        log=Log("info", "json"),
     )
 
 
@@ -108,7 +115,10 @@ def test_sizes(size: str, count: int) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (SMALL + "[modle]\nref = 'x'", ["modle", "did you mean model?", "cluster, model, spares, kv, limits, stage"]),
+        (
+            SMALL + "[modle]\nref = 'x'",
+            ["modle", "did you mean model?", "cluster, model, spares, kv, limits, metrics, log, stage"],
+        ),
         (SMALL + "[spares]\ncount = -1", ["[spares] count", ">= 0"]),
         (SMALL + "[spares]\nmemory = '1GB'", ["[spares] memory", "'1GB'", "GiB"]),
         (SMALL + "[spares]\nblocks = '0-3'", ["blocks", "[spares]", "count, device, threads, memory"]),
@@ -153,6 +163,10 @@ def test_sizes(size: str, count: int) -> None:
         (SMALL + "[cluster]\nlisten = 'tcp://127.0.0.1'", ["[cluster] listen", "tcp://HOST:PORT"]),
         (SMALL + "[cluster]\nlisten = 'tcp://0.0.0.0:1'", ["0.0.0.0:1", "insecure = true"]),
         (SMALL + "[cluster]\nlisten = 'tcp://*:1'", ["insecure = true"]),
+        (SMALL + "[metrics]\nlisten = 'tcp://0.0.0.0:1'", ["[metrics] listen", "insecure = true"]),
+        (SMALL + "[metrics]\nlisten = '9464'", ["[metrics] listen", "tcp://HOST:PORT"]),
+        (SMALL + "[log]\nlevel = 'loud'", ["[log] level", "debug, info, warning, error"]),
+        (SMALL + "[log]\nformat = 'xml'", ["[log] format", "text, json"]),
         (SMALL + "[cluster]\nlisten = 'tcp://[::]:1'", ["insecure = true"]),
         ("[model]\nref = m", ["TOML", "line 2"]),
         ("", ["[model] lacks ref", "no [[stage]]"]),

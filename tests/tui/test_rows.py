@@ -4,7 +4,7 @@ import pytest
 from rich.cells import cell_len
 from snapshots import actor, cluster, group, happened, session
 
-from zrt.runtime.messages.client import ActorInfo
+from zrt.runtime.messages.cluster import ActorInfo
 from zrt.tui import rows
 from zrt.tui.plot import plot
 from zrt.tui.state import EVENTS, State

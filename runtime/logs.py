@@ -1,0 +1,92 @@
+"""What processes log, on stderr: lines for people, or one JSON object a line. `$ZRT_LOG` says from which level on, and how.
+
+A record's `session`, `step`, `ms` and `where` (an actor, a session, a client), given as `extra`, are fields of their own; `actor` is the
+process's own name. Sessions are logged in hexadecimal, as people see them elsewhere. At `info` a session's beginning and end are told, and
+what happens to processes and routes; at `debug` each turn and token.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import Final
+
+from zrt.runtime.errors import ZrtError
+
+VARIABLE: Final = "ZRT_LOG"
+"""LEVEL or LEVEL:FORMAT, such as info:json."""
+LEVELS: Final = ("debug", "info", "warning", "error")
+FORMATS: Final = ("text", "json")
+FIELDS: Final = ("where", "session", "step", "ms")
+MOST: Final = 700
+"""Characters of a message, and of a traceback's end, in a JSON line: whoever passes lines on cuts long ones."""
+
+
+def settings(text: str) -> tuple[str, str]:
+    """Level and format of what $ZRT_LOG says. ZrtError bad_config."""
+    level, _, form = text.partition(":")
+    level, form = level or "warning", form or "text"
+    if level not in LEVELS or form not in FORMATS:
+        valid = f"{'|'.join(LEVELS)}, or {'|'.join(LEVELS)}:{'|'.join(FORMATS)}"
+        raise ZrtError("bad_config", f"${VARIABLE} is {text!r}; valid: {valid}")
+    return level, form
+
+
+class Words(logging.Handler):
+    """Lines on stderr. What a full pipe does not take is dropped: a parent that hangs must not hold its children up."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(BlockingIOError, ValueError):  # ValueError: stderr is closed
+            os.write(sys.stderr.fileno(), f"{self.format(record)}\n".encode(errors="replace"))
+
+
+class Text(logging.Formatter):
+    """For people: time, actor, level, message, and the fields that are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = "".join(f" {name}={value}" for name, value in _fields(record).items())
+        at = time.strftime("%H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
+        name = self.actor or record.name
+        line = f"{at} {record.levelname.lower()} {name}: {record.getMessage()}{found}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class Json(Text):
+    """For programs: an object with `at` (Unix seconds), `level`, `actor`, `module`, `message`, and the fields that are there."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, object] = {
+            "at": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "actor": self.actor,
+            "module": record.name,
+            "message": record.getMessage()[:MOST],
+            **_fields(record),
+        }
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)[-MOST:]
+        return json.dumps(said)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    found = {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
+    if isinstance(session := found.get("session"), int):
+        found["session"] = f"{session:016x}"
+    return found
+
+
+def log_to_stderr() -> Text:
+    """Log as $ZRT_LOG says, from now on; the lines' format, which is to be told the actor's name once it is known. ZrtError bad_config."""
+    level, form = settings(os.environ.get(VARIABLE, ""))
+    words = Words()
+    lines = Json() if form == "json" else Text()
+    words.setFormatter(lines)
+    logging.basicConfig(level=logging.WARNING, handlers=[words], force=True)
+    logging.getLogger("zrt").setLevel(level.upper())
+    return lines

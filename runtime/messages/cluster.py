@@ -1,0 +1,113 @@
+"""What a client is told of a cluster's parts: its processes, its sessions, its drains, and what happened."""
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from zrt.runtime.messages.control import ActorState, GroupLoad, KvStats
+from zrt.runtime.messages.lending import LendLoad
+
+GAPS: Final = 24
+"""Times between tokens that a session's information holds."""
+
+
+class ActorInfo(Struct):
+    """One process as the coordinator sees it. `blocks` is "0-14", empty while blank; `silent_ms` is the time since its last beat.
+
+    `done_bytes` of `total_bytes` of its weights are loaded; `rss_bytes` is its resident memory. `stale` counts what it dropped since it
+    came too late: steps of older epochs, messages meant for or sent by processes that are no more.
+    """
+
+    name: str
+    kind: str
+    state: ActorState
+    endpoint: str = ""
+    pid: int = 0
+    host: str = ""
+    device: str = ""
+    stage: int = -1
+    blocks: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    sessions: int = 0
+    waiting: int = 0
+    turns: int = 0
+    steps: int = 0
+    busy_share: float = 0.0
+    rss_bytes: int = 0
+    restarts: int = 0
+    silent_ms: int = 0
+    kv: KvStats | None = None
+    fault: str = ""
+    stale: int = 0
+    group: GroupLoad | None = None
+    """Its tensor-parallel ranks."""
+    tokens_s: float = 0.0
+    """Tokens it ran, prompts included, a second between its last two beats."""
+    turn_p50_ms: float = 0.0
+    turn_p95_ms: float = 0.0
+    lend: LendLoad | None = None
+    """Its layer workers, if it lends blocks."""
+
+
+def pipeline_order(actor: ActorInfo) -> tuple[int, str]:
+    """How processes are sorted: by stage, those without one last, then by name."""
+    return actor.stage if actor.stage >= 0 else 1 << 30, actor.name
+
+
+class HopInfo(Struct):
+    """What one stage spent on a token of a session, the mean over its route: waiting in its queue, computing, encoding."""
+
+    name: str
+    queue_ms: float
+    compute_ms: float
+    encode_ms: float
+
+
+class SessionInfo(Struct):
+    """One live session. `client` is its connection, `asked_ms` when it was asked for, on the clock of `Cluster.up_ms`, `ttft_ms` 0 before its
+    first token, `tokens_s` the pace of its last tokens, `gaps_ms` the times between these, GAPS at most, the latest last. `network_ms`
+    is what of a token's time no stage accounts for.
+    """
+
+    session: int
+    state: str
+    prompt_tokens: int
+    completion_tokens: int
+    epoch: int
+    route: list[str] = []
+    client: str = ""
+    asked_ms: int = 0
+    ttft_ms: float = 0.0
+    tokens_s: float = 0.0
+    gaps_ms: list[float] = []
+    hops: list[HopInfo] = []
+    network_ms: float = 0.0
+    kv_pages: int = 0
+    fault: str = ""
+
+
+class Happened(Struct):
+    """Something that a person may want to know of later. `at` is Unix time in seconds, of the coordinator's clock; `serial` counts from 1.
+    `error` is one of errors.KINDS where there is one, `where` an actor or a session."""
+
+    serial: int
+    at: float
+    kind: Literal["state", "death", "reroute", "rebuild", "preemption", "drain", "refusal", "error"]
+    where: str
+    text: str
+    error: str = ""
+
+
+class DrainInfo(Struct):
+    """A drain that runs, or ran: who asked, how long it has taken of the time given, and what became of the sessions (as in `Drained`)."""
+
+    name: str
+    state: Literal["draining", "drained", "failed"]
+    asker: str
+    timeout_ms: int
+    spent_ms: int
+    left: int = 0
+    moved: int = 0
+    finished: int = 0
+    parked: int = 0

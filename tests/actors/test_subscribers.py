@@ -1,0 +1,108 @@
+"""What subscribers are told by whoever publishes, and when: real messages to plain sockets."""
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+from peers import Start, raw, until
+from snapshots import cluster
+
+from zrt.actors.subscribers import Subscribers
+from zrt.runtime.actor import Actor, Bare
+from zrt.runtime.changes import Snapshots
+from zrt.runtime.journal import Journal
+from zrt.runtime.messages.client import Changes, Cluster, Subscribe
+from zrt.runtime.wire import decode_event
+
+SMALL = 64 * 1024
+
+
+class Publisher(Actor):
+    """Tells `make(n)` the n-th time it is asked, to whoever sends anything."""
+
+    def __init__(self, make: Callable[[int], Cluster]) -> None:
+        super().__init__("publisher")
+        self.told = 0
+        self._make = make
+        self.happened = Journal()
+        self.subscribers = Subscribers(self, self._snapshot, self.happened)
+        self.handle_bare(lambda bare: self.add(bare))
+
+    def add(self, bare: Bare) -> None:
+        self.subscribers.add(bare, Subscribe(id=bytes(bare.frame).decode(), every_ms=100))
+
+    async def start(self) -> None:
+        await super().start()
+        self.depend(self.subscribers.publish(), "publish")
+
+    def _snapshot(self) -> Cluster:
+        self.told += 1
+        return self._make(self.told)
+
+
+def heard(socket: "zmq.Socket[bytes]") -> Cluster | Changes:
+    event = decode_event(socket.recv())
+    assert isinstance(event, Cluster | Changes)
+    return event
+
+
+async def test_changes_follow_a_whole_snapshot_and_another_request_begins_anew(start: Start) -> None:
+    publisher = await start(Publisher(lambda number: cluster(tokens=number)))
+    with raw(zmq.DEALER) as script:
+        script.connect(publisher.endpoint)
+        for _ in range(2):
+            script.send(b"s")
+            await until(lambda: len(publisher.subscribers) == 1)
+            event = await asyncio.to_thread(heard, script)
+            while not isinstance(event, Cluster):
+                event = await asyncio.to_thread(heard, script)
+            for serial in (1, 2):
+                changes = await asyncio.to_thread(heard, script)
+                assert isinstance(changes, Changes)
+                assert (changes.serial, changes.id, changes.actors, changes.sessions) == (serial, "s", {}, {})
+                assert changes.cluster == {"tokens": event.tokens + serial}
+
+
+async def test_what_is_told_to_many_is_worked_out_once(start: Start) -> None:
+    publisher = await start(Publisher(lambda number: cluster(tokens=number)))
+    with raw(zmq.DEALER) as script:
+        script.connect(publisher.endpoint)
+        for name in (b"a", b"b", b"c"):
+            script.send(name)
+        await until(lambda: len(publisher.subscribers) == 3)
+        await asyncio.sleep(0.25)
+        began = publisher.told
+        await until(lambda: publisher.told >= began + 4)
+        for one in publisher.subscribers._all.values():
+            assert one.told is not None
+        assert len({one.told.tokens for one in publisher.subscribers._all.values() if one.told}) == 1
+
+
+async def test_one_that_reads_nothing_is_left_alone_and_then_hears_all_that_changed(start: Start) -> None:
+    def large(number: int) -> Cluster:
+        made = cluster(sessions=400)
+        for one in made.sessions:
+            one.client = f"{number} " * 500
+        return made
+
+    publisher = await start(Publisher(large))
+    with raw(zmq.DEALER, RCVHWM=1, RCVBUF=SMALL) as script, raw(zmq.DEALER) as other:
+        script.connect(publisher.endpoint)
+        script.send(b"slow")
+        await until(lambda: len(publisher.subscribers) == 1)
+        slow = next(iter(publisher.subscribers._all.values()))
+        await until(lambda: publisher.behind(slow.bare))
+        told = slow.serial
+        other.connect(publisher.endpoint)
+        other.send(b"quick")
+        for serial in range(5):
+            event = await asyncio.to_thread(heard, other)
+            assert isinstance(event, Cluster) or event.serial == serial
+        assert slow.serial == told
+        seen, last = Snapshots(), None
+        for serial in range(told + 2):
+            event = await asyncio.to_thread(heard, script)
+            assert isinstance(event, Cluster) or event.serial == serial
+            last = seen.take(event)
+        assert last is not None
+        assert int(last.sessions[0].client.split()[0]) > told + 4
