@@ -178,7 +178,11 @@ class Coordinator(Actor):
             [(part.first, part.last) for part in stage_ranges(conf, spec)], [one.replicas for one in conf.stages]
         )
         return Roster(
-            [replace(seat, tp=conf.stages[seat.stage].tp, lend=lends(conf, seat.stage)) for seat in made],
+            [
+                replace(seat, tp=stage.tp, lend=lends(conf, seat.stage), gpu_memory=stage.gpu_memory)
+                for seat in made
+                for stage in [conf.stages[seat.stage]]
+            ],
             needed=lambda first, last: block_server_bytes(conf, spec, first, last),
             pages=lambda seat: kv_pages(spec, seat.last - seat.first + 1, conf.model.dtype, conf.kv.bytes, seat.tp),
             spares=spare_names(conf),
@@ -199,7 +203,7 @@ class Coordinator(Actor):
             kv_bytes=conf.kv.bytes,
             context=self.prompts.context,
             sessions=conf.limits.sessions,
-            chunk=conf.limits.chunk,
+            chunk=conf.chunk,
             idle_s=conf.limits.idle_s,
         )
 

@@ -148,6 +148,7 @@ class RankGroup:
             assignment.context,
             assignment.sessions,
             random,
+            assignment.gpu_memory,
         )
         await self.operations.together(stage, _nothing, StageAssigned, INIT_S)
         files = [] if random else await asyncio.to_thread(_files, folder, assignment)

@@ -128,7 +128,7 @@ def block_server_bytes(conf: Conf, spec: ModelSpec, first: int, last: int) -> in
 
 def process_bytes(conf: Conf, spec: ModelSpec) -> int:
     """What a block server takes beside weights and KV: itself, and the activations of its largest turn."""
-    rows = conf.limits.chunk + conf.limits.sessions
+    rows = conf.chunk + conf.limits.sessions
     width = 3 * spec.hidden_size + 3 * spec.num_heads * spec.head_dim + 2 * spec.intermediate_size
     return BLOCK_SERVER_BYTES + rows * width * DTYPE_BYTES[conf.model.dtype]
 

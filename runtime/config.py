@@ -11,13 +11,19 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.control import GPU_MEMORY
 from zrt.runtime.plan import Blocks
 from zrt.runtime.toml_tables import read_table, read_tables, size, unknown
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 AtLeastZero = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
+CHUNK: Final = 512
+CHUNK_ON_GPU: Final = 2048
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -68,6 +74,8 @@ class Stage(msgspec.Struct, frozen=True):
     tp: AtLeastOne = 1
     """Ranks that each block is split over, each a process of its own: on CUDA devices from `device` on."""
     lend: tuple[Lend, ...] = ()
+    gpu_memory: Share = GPU_MEMORY
+    """The part of a CUDA device's memory that weights and KV may take; the rest is for a turn's own."""
 
 
 class Spares(msgspec.Struct, frozen=True):
@@ -86,9 +94,9 @@ class Kv(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """`chunk` in tokens, `sessions` at once, `queue` of sessions that wait, `restarts` of an actor; the rest seconds."""
+    """`chunk` in tokens (see Conf.chunk), `sessions` at once, `queue` of sessions that wait, `restarts` of an actor; the rest seconds."""
 
-    chunk: AtLeastOne = 512
+    chunk: AtLeastOne | None = None
     sessions: AtLeastOne = 64
     queue: AtLeastZero = 256
     idle_s: Seconds = 600.0
@@ -121,6 +129,13 @@ class Conf(msgspec.Struct, frozen=True):
     metrics: Metrics = Metrics()
     log: Log = Log()
     workers: tuple[Worker, ...] = ()
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a prompt that are run at once: by default what keeps a CPU, or GPUs, at work."""
+        if self.limits.chunk is not None:
+            return self.limits.chunk
+        return CHUNK if any(stage.device == "cpu" for stage in self.stages) else CHUNK_ON_GPU
 
 
 def load(path: Path | None = None) -> Conf:

@@ -102,7 +102,10 @@ class Roster:
 
         It serves from there once it says how it is: what it still knows of the earlier coordinator's sessions is forgotten by then.
         """
-        if entry.seat is not None or replace(holds, serial=0, first=0, last=0, tp=template.tp) != template:
+        if (
+            entry.seat is not None
+            or replace(holds, serial=0, first=0, last=0, tp=template.tp, gpu_memory=template.gpu_memory) != template
+        ):
             return False
         held = (holds.first, holds.last, holds.tp)
         free = [seat for seat in self._seating.empty() if (seat.first, seat.last, seat.tp) == held]
@@ -339,4 +342,5 @@ def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignmen
         template.idle_s,
         seat.tp,
         list(seat.lend),
+        seat.gpu_memory,
     )

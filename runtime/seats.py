@@ -9,7 +9,7 @@ from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import check_split
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Lend
+from zrt.runtime.messages.control import GPU_MEMORY, Lend
 from zrt.runtime.plan import Blocks, plan
 
 
@@ -25,6 +25,7 @@ class Seat:
     last: int
     tp: int = 1
     lend: tuple[Lend, ...] = ()
+    gpu_memory: float = GPU_MEMORY
 
 
 def seat_name(stage: int, replica: int, replicas: int) -> str:

@@ -7,7 +7,6 @@ import gc
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -27,11 +26,8 @@ from zrt.runtime.compute.split import Part, part_bytes
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Assignment
+from zrt.runtime.messages.control import GPU_MEMORY, Assignment
 from zrt.runtime.tensors import DTYPES, dtype_name
-
-GPU_MEMORY: Final = 0.9
-"""The part of a GPU's memory that weights and KV may take; the rest is for a turn's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +119,7 @@ class Engine:
             context=assignment.context,
             sessions=assignment.sessions,
             device=device,
+            gpu_memory=assignment.gpu_memory,
             group=group,
             progress=progress,
             cancelled=cancelled,
@@ -140,6 +137,7 @@ class Engine:
         context: int,
         sessions: int,
         device: str,
+        gpu_memory: float = GPU_MEMORY,
         ends: tuple[bool, bool] | None = None,
         group: Collectives | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -148,7 +146,7 @@ class Engine:
         """As `load`, from a source that is open; `kv_bytes` are this process's own, `ends` as `Shard.load` has it."""
         on_gpu = torch.device(device).type == "cuda"
         if on_gpu:
-            _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, group)
+            _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, gpu_memory, group)
         shard = Shard.load(
             spec,
             source,
@@ -318,6 +316,7 @@ def _check_gpu(
     blocks: tuple[int, int],
     dtype: torch.dtype,
     kv_bytes: int,
+    gpu_memory: float,
     group: Collectives | None,
 ) -> None:
     """`unsupported` where this device or group cannot serve; `insufficient_vram` when weights and KV are more than the budget or what is free."""
@@ -329,12 +328,12 @@ def _check_gpu(
     part = Part() if group is None else Part(group.rank, group.world)
     weights = part_bytes(spec, part, *blocks, dtype_name(dtype))
     free, total = torch.cuda.mem_get_info(device)
-    budget = min(free, int(total * GPU_MEMORY))
+    budget = min(free, int(total * gpu_memory))
     if weights + kv_bytes > budget:
         raise ZrtError(
             "insufficient_vram",
             f"blocks {blocks[0]}-{blocks[1]} need {weights} bytes for weights and {kv_bytes} for KV on {device}; {budget} may be used "
-            f"({free} of {total} are free). Give [kv] fewer bytes, or cut the model into more stages",
+            f"({free} of {total} are free, gpu_memory is {gpu_memory}). Give [kv] fewer bytes, or cut the model into more stages",
         )
 
 

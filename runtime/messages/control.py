@@ -5,7 +5,7 @@ run (`Open`, `Credit`, `Close`), and when to leave service and come back (`SetSt
 inference.py).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -18,6 +18,8 @@ ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drain
 
 Serving = Literal["ready", "draining", "drained"]
 """The states of a block server that holds its blocks."""
+
+GPU_MEMORY: Final = 0.9
 
 
 def snake(name: str) -> str:
@@ -90,6 +92,8 @@ class Assignment(Struct, frozen=True):
     """Ranks the blocks are split over; each takes its share of `kv_bytes`."""
     lend: list[Lend] = []
     """The runs of blocks that layer workers hold, each with its share of `kv_bytes`; addresses come as `Workers`."""
+    gpu_memory: float = GPU_MEMORY
+    """The part of a CUDA device's memory that weights and KV may take."""
 
 
 class Register(Control):

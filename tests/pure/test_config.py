@@ -39,6 +39,20 @@ def test_a_short_file_gets_the_defaults() -> None:
     assert config.parse(SMALL, "") == Conf(model=Model("m"), stages=(Stage(),))
 
 
+@pytest.mark.parametrize(
+    ("stages", "limits", "chunk"),
+    [
+        (["cpu"], "", config.CHUNK),
+        (["cuda:0", "cuda:1"], "", config.CHUNK_ON_GPU),
+        (["cuda:0", "cpu"], "", config.CHUNK),
+        (["cuda:0"], "[limits]\nchunk = 64", 64),
+    ],
+)
+def test_prompts_are_cut_as_suits_the_devices(stages: list[str], limits: str, chunk: int) -> None:
+    tables = "".join(f"[[stage]]\ndevice = '{device}'\n" for device in stages)
+    assert config.parse(f"[model]\nref = 'm'\n{limits}\n{tables}", "").chunk == chunk
+
+
 def test_a_pinned_stage_may_say_its_memory_alone() -> None:
     conf = config.parse(SMALL + 'blocks = "0-3"\nmemory = "2GiB"\n[[stage]]', "")
     assert [stage.memory for stage in conf.stages] == [2 << 30, None]
@@ -122,9 +136,14 @@ def test_sizes(size: str, count: int) -> None:
         (SMALL + "[spares]\ncount = -1", ["[spares] count", ">= 0"]),
         (SMALL + "[spares]\nmemory = '1GB'", ["[spares] memory", "'1GB'", "GiB"]),
         (SMALL + "[spares]\nblocks = '0-3'", ["blocks", "[spares]", "count, device, threads, memory"]),
-        (SMALL + "lent = 2", ["[[stage]] 1", "lent is no key", "blocks, replicas, device, threads, memory, tp, lend"]),
+        (
+            SMALL + "lent = 2",
+            ["[[stage]] 1", "lent is no key", "blocks, replicas, device, threads, memory, tp, lend, gpu_memory"],
+        ),
         (SMALL + "lend = 2", ["[[stage]] 1 lend", "must be a list of tables, not 2"]),
         (SMALL + "tp = 0", ["[[stage]] 1 tp", ">= 1"]),
+        (SMALL + "gpu_memory = 1.5", ["[[stage]] 1 gpu_memory", "<= 1"]),
+        (SMALL + "gpu_memory = 0", ["[[stage]] 1 gpu_memory", "> 0"]),
         (SMALL + "theads = 2", ["theads", "did you mean threads?"]),
         (SMALL + "[cluster]\nlistne = 'x'", ["[cluster]", "did you mean listen?", "name, listen, insecure"]),
         (SMALL + "[limits]\nzzz = 1", ["[limits]", "chunk, sessions, queue, idle_s, lease_s, restarts"]),
