@@ -9,6 +9,7 @@ KV is kept per session where a header names one, per peer otherwise: then until 
 import json
 import logging
 import platform
+import socket
 import time
 from collections.abc import Hashable
 from importlib.metadata import version
@@ -18,8 +19,11 @@ from typing import Final, get_args
 import torch
 
 from zrt.runtime.actor import Bare, Envelope
+from zrt.runtime.capacity import BLOCK_SERVER_BYTES
+from zrt.runtime.compute.device_memory import device_memory
 from zrt.runtime.compute.engine import Work
 from zrt.runtime.compute.held_layers import HeldLayers, runs_of
+from zrt.runtime.compute.layer_time import layer_time
 from zrt.runtime.compute.spec import spec_from_config
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.weights import Checkpoint, RandomCheckpoint
@@ -67,7 +71,8 @@ _FLOATS: Final = frozenset({"BF16", "F16", "F32"})
 
 
 class LayerWorker(Member):
-    """`cache` is where pushed layers are kept; `device` a torch device, `threads` what its products may use."""
+    """`cache` is where pushed layers are kept; `device` a torch device, `threads` what its products may use, `memory_bytes` the most it may
+    take in all, 0: what there is."""
 
     def __init__(
         self,
@@ -80,8 +85,10 @@ class LayerWorker(Member):
         listen: str,
         advertise: str | None = None,
         cluster: str = "",
+        memory_bytes: int = 0,
     ) -> None:
         super().__init__(name, "layer_worker", join=join, listen=listen, advertise=advertise, cluster=cluster)
+        self.memory_bytes = memory_bytes
         self._cache = cache
         self._given = cluster
         self._device = torch.device(device)
@@ -91,6 +98,9 @@ class LayerWorker(Member):
         self._layers: list[int] = []
         self._store: LayerStore | None = None
         self._held: HeldLayers | None = None
+        self._held_as: tuple[PrepareLayers, list[int], str] | None = None
+        self._measured: dict[tuple[str, str], int] = {}  # layer times, by config and dtype
+        self._serves = ""
         self._unnamed: dict[Hashable, float] = {}  # sessions of peers that name none, by when they last ran
         for kind in get_args(LayerTraffic):
             self.handle(kind, self._on_message)
@@ -115,10 +125,13 @@ class LayerWorker(Member):
     def registration(self) -> Register:
         message = super().registration()
         message.device = str(self._device)
+        message.serves = self._serves
         return message
 
     async def _on_message(self, envelope: Envelope) -> LayerTraffic:
         assert isinstance(envelope.body, get_args(LayerTraffic))
+        if isinstance(envelope.body, PrepareLayers):
+            self._serves = envelope.header.sender
         return await self._serve(envelope.body, envelope.header.steps, envelope.peer)
 
     def _on_bare(self, bare: Bare) -> None:
@@ -182,9 +195,21 @@ class LayerWorker(Member):
     def _prepare(self, message: PrepareLayers) -> LayerTraffic:
         if message.dtype not in DTYPES or message.dtype == "uint32":
             raise ZrtError("bad_request", f"dtype {message.dtype!r} is none of a model's")
-        spec_from_config(_config(message.config_json))
+        spec = spec_from_config(_config(message.config_json))
+        device = str(self._device)
+        free, total = device_memory(device)
+        model = digest(message.config_json.encode()), message.dtype
+        if model not in self._measured:
+            self._measured[model] = layer_time(spec, DTYPES[message.dtype], device)
         self._prepared = message
-        return LayersPrepared()
+        return LayersPrepared(
+            free + (self._held.nbytes if self._held is not None else 0),
+            total,
+            max(1, self.memory_bytes - BLOCK_SERVER_BYTES) if self.memory_bytes else 0,
+            self._measured[model],
+            device,
+            socket.gethostname(),
+        )
 
     def _assign(self, message: LayerAssignment) -> LayerTraffic:
         prepared = self._prepared
@@ -195,11 +220,15 @@ class LayerWorker(Member):
             raise ZrtError("bad_request", "layers: expected some, in ascending order")
         if prepared.random and message.model_hash:
             raise ZrtError("bad_request", "random weights are drawn from the config: they have no hash")
-        self._held = None
+        store = None if prepared.random else LayerStore(self._cache, message.model_hash)
         self._unnamed.clear()
-        self._store = None if prepared.random else LayerStore(self._cache, message.model_hash)
-        self._layers = layers
-        return LayerAssignmentAck(self._store is not None and not self._store.complete)
+        self._store, self._layers = store, layers
+        if self._held is not None and self._held_as == (prepared, layers, message.model_hash):
+            self._held.close_all()  # it has them: of an earlier master, or of this one before it lost another worker
+            return LayerAssignmentAck(False)
+        self._held, self._held_as = None, None
+        self.state = "loading"
+        return LayerAssignmentAck(store is not None and not store.complete)
 
     def _take(self, message: ModelDataChunk) -> LayerTraffic:
         if self._store is None:
@@ -212,6 +241,8 @@ class LayerWorker(Member):
         prepared = self._prepared
         if prepared is None or not self._layers:
             raise ZrtError("bad_request", "ModelDataDone: no assignment waits for data")
+        if self._held is not None:
+            return WorkerReady()
         spec = spec_from_config(_config(prepared.config_json))
         source: Checkpoint | RandomCheckpoint = RandomCheckpoint(spec)
         if self._store is not None:
@@ -228,6 +259,8 @@ class LayerWorker(Member):
             sessions=prepared.sessions,
             device=str(self._device),
         )
+        self._held_as = prepared, self._layers, self._store.model_hash if self._store is not None else ""
+        self.state = "ready"
         return WorkerReady()
 
     def _run(self, raw: RawTensor, entries: list[tuple[str, int, int]], steps: list[Step], peer: bytes) -> LayerTraffic:

@@ -112,6 +112,7 @@ def run_worker(
     advertise: str | None,
     insecure: bool,
     cluster: str,
+    memory: int,
 ) -> NoReturn:
     """A layer worker, which waits for a master. What it is sent of a model is kept in the cache."""
 
@@ -129,6 +130,7 @@ def run_worker(
             listen=listen,
             advertise=advertise,
             cluster=cluster,
+            memory_bytes=memory,
         )
 
     _run(make)

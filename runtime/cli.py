@@ -157,8 +157,8 @@ _DOWN = """Bring the cluster down, and return when it is gone. No session is tak
 is up. A second `zrt down` does not wait for them."""
 _TOP = """Watch the cluster in the terminal: processes, sessions, drains, events and throughput, live; cancel, drain, restart and chat by keys.
 `?` lists them. It reconnects by itself when the coordinator is lost."""
-_WORKER = """Hold layers of the model for a cluster whose file has a [[worker]] of this name with join = true. Nothing is needed on disk: what it
-holds is sent to it, and kept in the cache. It stays when the cluster goes, and serves the next one there."""
+_WORKER = """Hold layers of the model for a cluster: one with a stage that takes help (backend = "layers"), or whose file has a [[worker]] of this
+name. Nothing is needed on disk: what it holds is sent to it, and kept in the cache. It stays when the cluster goes, and serves the next one there."""
 _PLAN = """Show which stage of a cluster file gets which blocks, and what memory that takes of what there is. Nothing is started; of the
 model, no weights are needed. Exit status 1 when memory is short."""
 _CHECK = """Say what a model is, and list all that keeps it from being run: from its config, its tokenizer and the headers of its weights.
@@ -232,6 +232,13 @@ def _actor_words(kinds: Any) -> None:
 
 
 def _worker_words(worker: argparse.ArgumentParser) -> None:
+    worker.add_argument(
+        "--memory",
+        type=words.size,
+        default=0,
+        metavar="SIZE",
+        help="the most it may take, such as 8GiB (default: what there is, less a reserve)",
+    )
     worker.add_argument(
         "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
     )

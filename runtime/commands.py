@@ -218,6 +218,7 @@ def worker(arguments: argparse.Namespace) -> int:
         advertise=arguments.advertise,
         insecure=arguments.insecure,
         cluster=arguments.cluster_id,
+        memory=arguments.memory,
     )
 
 

@@ -58,6 +58,8 @@ class Worker(msgspec.Struct, frozen=True):
     join: bool = False
     device: str = "cpu"
     threads: AtLeastOne | None = None
+    memory: int | None = None
+    """The most it may take, in bytes; None means what there is, less a reserve."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -74,6 +76,8 @@ class Stage(msgspec.Struct, frozen=True):
     tp: AtLeastOne = 1
     """Ranks that each block is split over, each a process of its own: on CUDA devices from `device` on."""
     lend: tuple[Lend, ...] = ()
+    backend: Literal["local", "layers"] = "local"
+    """With `layers`, workers that nothing is pinned to take blocks of it, as many as their memory and speed say."""
     gpu_memory: Share = GPU_MEMORY
     """The part of a CUDA device's memory that weights and KV may take; the rest is for a turn's own."""
 
@@ -313,15 +317,19 @@ def _lending(conf: Conf) -> list[str]:
             mistakes.append(f"{at}: a stage with tp {stage.tp} lends nothing")
         if stage.lend and stage.replicas > 1:
             mistakes.append(f"{at}: a worker serves one block server, so a stage that lends has one replica")
-        before: Blocks | None = None
+        before: Lend | None = None
         for lend in sorted(stage.lend, key=lambda lend: lend.blocks.first):
             if lend.worker not in names:
                 known = ", ".join(names) or "none"
                 mistakes.append(f"{at}: there is no [[worker]] {lend.worker}; there are: {known}")
             if taken.setdefault(lend.worker, number) != number:
                 mistakes.append(f"{at}: {lend.worker} serves [[stage]] {taken[lend.worker]} already")
-            if before is not None and lend.blocks.first <= before.last:
-                mistakes.append(f"{at}: {lend.blocks} and {before} overlap")
-            before = lend.blocks
-    mistakes += [f"[[worker]] {name}: no [[stage.lend]] names it" for name in names if name not in taken]
+            if before is not None and lend.blocks.first <= before.blocks.last:
+                mistakes.append(f"{at}: {lend.blocks} of {lend.worker} and {before.blocks} of {before.worker} overlap")
+            before = lend
+        if stage.backend == "layers" and stage.tp > 1:
+            mistakes.append(f"[[stage]] {number} backend: a stage with tp {stage.tp} lends nothing")
+    if not any(stage.backend == "layers" for stage in conf.stages):
+        text = 'no [[stage.lend]] names it, and no [[stage]] has backend = "layers"'
+        mistakes += [f"[[worker]] {name}: {text}" for name in names if name not in taken]
     return mistakes

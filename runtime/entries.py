@@ -50,6 +50,11 @@ class Entry:
         return self.kind == "block_server" and self.state == "blank" and self.seat is None
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits for layer workers."""
+        return self.load.lend is not None and bool(self.load.lend.waits_for)
+
+    @property
     def room(self) -> float:
         """Bytes it may take in all."""
         return min(self.memory_bytes or math.inf, self.room_bytes or math.inf)

@@ -9,6 +9,7 @@ from zrt.runtime.entries import Entry
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.cluster import ActorInfo, pipeline_order
 from zrt.runtime.messages.control import (
+    GPU_MEMORY,
     ActorKind,
     ActorState,
     Address,
@@ -102,13 +103,15 @@ class Roster:
 
         It serves from there once it says how it is: what it still knows of the earlier coordinator's sessions is forgotten by then.
         """
-        if (
-            entry.seat is not None
-            or replace(holds, serial=0, first=0, last=0, tp=template.tp, gpu_memory=template.gpu_memory) != template
-        ):
+        common = replace(holds, serial=0, first=0, last=0, tp=1, lend=[], helped=False, gpu_memory=GPU_MEMORY)
+        if entry.seat is not None or common != template:
             return False
-        held = (holds.first, holds.last, holds.tp)
-        free = [seat for seat in self._seating.empty() if (seat.first, seat.last, seat.tp) == held]
+        wanted = holds.first, holds.last, holds.tp, holds.lend, holds.helped
+        free = [
+            seat
+            for seat in self._seating.empty()
+            if (seat.first, seat.last, seat.tp, list(seat.lend), seat.helped) == wanted
+        ]
         if not free:
             return False
         entry.seat = next((seat for seat in free if seat.name == entry.address.name), free[0])
@@ -273,9 +276,15 @@ class Roster:
                 return lost
         return ""
 
-    def stage_lost(self) -> str | None:
-        """The first stage that has no replica and will get none, in words: its processes are not started again, or cannot load it."""
-        return next((why for stage in range(self.num_stages) if (why := self._why_lost(stage)) is not None), None)
+    def stage_lost(self) -> ZrtError | None:
+        """What ends the sessions: the first stage that has no replica and will get none, since its processes are not started again, or cannot
+        load it. `worker_failed` where it is its layer workers that it lacks, else `stage_lost`."""
+        for stage in range(self.num_stages):
+            why = self._why_lost(stage)
+            if why is not None:
+                faults = [entry.fault.kind for entry in self._seating.seated(stage) if entry.fault]
+                return ZrtError("worker_failed" if faults[-1:] == ["worker_failed"] else "stage_lost", why)
+        return None
 
     def _why_lost(self, stage: int) -> str | None:
         if self._seating.holders(stage) or any(self._may_take(name, stage) for name in self._names):
@@ -342,5 +351,6 @@ def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignmen
         template.idle_s,
         seat.tp,
         list(seat.lend),
+        seat.helped,
         seat.gpu_memory,
     )

@@ -16,7 +16,7 @@ from zrt.runtime.plan import Blocks, plan
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A place in the plan: replica `replica` of stage `stage`, for blocks first..last, usually taken by the actor called `name`, with `tp`
-    ranks. What it lends is within."""
+    ranks. What it lends is within; `helped`: it may lend more, to workers that join."""
 
     name: str
     stage: int
@@ -25,7 +25,13 @@ class Seat:
     last: int
     tp: int = 1
     lend: tuple[Lend, ...] = ()
+    helped: bool = False
     gpu_memory: float = GPU_MEMORY
+
+    @property
+    def lends(self) -> bool:
+        """Whether its block server may have layer workers."""
+        return bool(self.lend) or self.helped
 
 
 def seat_name(stage: int, replica: int, replicas: int) -> str:

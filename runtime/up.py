@@ -168,6 +168,8 @@ class Parent:
     def _spawn_worker(self, conf: Worker, endpoint: str) -> None:
         threads = conf.threads or len(os.sched_getaffinity(0))
         words = ["--join", endpoint, "--name", conf.name, "--device", conf.device, "--threads", str(threads)]
+        if conf.memory is not None:
+            words += ["--memory", str(conf.memory)]
         self._supervisor.spawn(
             conf.name,
             [*command("worker"), *words, "--cluster-id", self._cluster],
@@ -333,6 +335,14 @@ def _fault(text: str) -> ZrtError:
 
 def _show_loading(bars: Bars, cluster: Cluster) -> None:
     for actor in cluster.actors:
-        if actor.stage >= 0 and actor.total_bytes:
-            what = f"{actor.name} (blocks {actor.blocks})"
+        if actor.stage < 0:
+            continue
+        if actor.lend is not None:
+            bars.state(actor.name, f"{actor.name} waits for {actor.lend.waits_for}" if actor.lend.waits_for else "")
+            for worker in actor.lend.workers:
+                if worker.total_bytes and worker.state != "asked":
+                    what = f"{worker.name} (blocks {worker.layers} of {actor.name})"
+                    bars.update(worker.held_bytes, worker.total_bytes, what, worker.push_bytes_s)
+        if actor.total_bytes:
+            what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
             bars.update(actor.done_bytes, actor.total_bytes, what)

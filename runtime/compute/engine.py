@@ -242,6 +242,11 @@ class Engine:
         """Before the group ends that it computes with. Only to be dropped afterwards."""
         self._decoder.end()
 
+    def close_all(self) -> None:
+        """End every session; full pages of known names stay as cache."""
+        self.cache.close_all()
+        self._rope_lengths.clear()
+
     def stats(self) -> PoolStats:
         return self.cache.stats()
 

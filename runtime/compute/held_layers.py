@@ -114,6 +114,18 @@ class HeldLayers:
         for engine in self._engines.values():
             engine.close(key, names)
 
+    def close_all(self) -> None:
+        """As Engine.close_all."""
+        for engine in self._engines.values():
+            engine.close_all()
+
+    @property
+    def nbytes(self) -> int:
+        """Weights and KV pages that are not free."""
+        pools = [engine.stats() for engine in self._engines.values()]
+        weights = sum(engine.shard.nbytes for engine in self._engines.values())
+        return weights + sum((pool.used + pool.cached) * pool.page_bytes for pool in pools)
+
     def run(self, chain: Sequence[Engine], works: Sequence[Work]) -> Ran:
         """Run the steps through a chain of engines, their rows [n, hidden] one after the other."""
         for done, engine in enumerate(chain):

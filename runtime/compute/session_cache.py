@@ -39,6 +39,11 @@ class SessionCache(ABC):
         self._pages.close(key, names)
         self._take_back()
 
+    def close_all(self) -> None:
+        """End every session."""
+        for key in self._pages.sessions():
+            self.close(key)
+
     def have(self, key: Hashable) -> int:
         """Tokens the session holds."""
         return self._pages.have(key)

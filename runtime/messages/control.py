@@ -92,6 +92,8 @@ class Assignment(Struct, frozen=True):
     """Ranks the blocks are split over; each takes its share of `kv_bytes`."""
     lend: list[Lend] = []
     """The runs of blocks that layer workers hold, each with its share of `kv_bytes`; addresses come as `Workers`."""
+    helped: bool = False
+    """Whether workers that nothing is pinned to may hold the other blocks, as the block server finds best."""
     gpu_memory: float = GPU_MEMORY
     """The part of a CUDA device's memory that weights and KV may take."""
 
@@ -102,7 +104,8 @@ class Register(Control):
     `cluster` is the id of the cluster it belongs to, empty if it has not joined one yet: another cluster, which may have got the port
     meanwhile, refuses it as `unauthorized`.
     `memory_bytes` is the most it may take (0: no limit of its own), `room_bytes` what it could grow to on its machine as things are
-    (0: it does not say; only a blank block server does). `shares_cores`: it computes on all cores of its host, beside others that do.
+    (0: it does not say; only a blank process does). `shares_cores`: it computes on all cores of its host, beside others that do.
+    `serves` is the block server whose layers a layer worker holds.
     """
 
     kind: ActorKind
@@ -116,6 +119,7 @@ class Register(Control):
     holds: Assignment | None = None
     cluster: str = ""
     shares_cores: bool = False
+    serves: str = ""
 
 
 class KvStats(Struct, frozen=True):
@@ -311,9 +315,14 @@ class Assign(Control):
 
 
 class Workers(Control):
-    """The layer workers that are there. Told to block servers that lend, when they are assigned and at each change."""
+    """The layer workers of one block server. Told to those that lend, when they are assigned and at each change.
+
+    `awaited` are names of the cluster file that are not there and may yet come, `gone` processes that ended, or are silent.
+    """
 
     workers: list[Address]
+    awaited: list[Name] = []
+    gone: list[Address] = []
 
 
 class SetState(Control):

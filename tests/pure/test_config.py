@@ -138,7 +138,11 @@ def test_sizes(size: str, count: int) -> None:
         (SMALL + "[spares]\nblocks = '0-3'", ["blocks", "[spares]", "count, device, threads, memory"]),
         (
             SMALL + "lent = 2",
-            ["[[stage]] 1", "lent is no key", "blocks, replicas, device, threads, memory, tp, lend, gpu_memory"],
+            [
+                "[[stage]] 1",
+                "lent is no key",
+                "blocks, replicas, device, threads, memory, tp, lend, backend, gpu_memory",
+            ],
         ),
         (SMALL + "lend = 2", ["[[stage]] 1 lend", "must be a list of tables, not 2"]),
         (SMALL + "tp = 0", ["[[stage]] 1 tp", ">= 1"]),
@@ -287,7 +291,11 @@ def test_a_stage_may_lend_blocks_to_a_worker() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ('"3-4"', '"3"\n[[stage.lend]]\nworker = "attic"\nblocks = "2-3"', "[[stage]] 1 lend: 3-3 and 2-3 overlap"),
+        (
+            '"3-4"',
+            '"3"\n[[stage.lend]]\nworker = "attic"\nblocks = "2-3"',
+            "[[stage]] 1 lend: 3-3 of attic and 2-3 of attic overlap",
+        ),
         ('worker = "attic"', 'worker = "cellar"', "there is no [[worker]] cellar; there are: attic"),
         ("[[stage]]", "[[stage]]\ntp = 2", "a stage with tp 2 lends nothing"),
         ("[[stage]]", "[[stage]]\nreplicas = 2", "so a stage that lends has one replica"),
