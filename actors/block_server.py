@@ -85,7 +85,7 @@ class BlockServer(Member):
         self.threads = threads
         self.assignment: Assignment | None = None
         self._fault: Fault | None = None
-        self._loaded = 0, 0
+        self._loaded = self._captured = 0, 0
         self._group: RankGroup | None = None
         self._record: GroupRecord | None = None
         self.turns = TurnLoop(f"{name}-{device}", threads, work=self._work, deliver=self._deliver)
@@ -163,7 +163,7 @@ class BlockServer(Member):
     async def _load(self, assignment: Assignment) -> None:
         loop = asyncio.get_running_loop()
         reported = 0.0
-        self._loaded = 0, 0
+        self._loaded = self._captured = 0, 0
 
         def progress(done: int, total: int) -> None:
             nonlocal reported
@@ -199,9 +199,21 @@ class BlockServer(Member):
     async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
         def load() -> Engine:
             folder = resolve(assignment.model, weights=assignment.weights == "files")
-            return Engine.load(folder, assignment, device=self.device, progress=progress, cancelled=cancelled)
+            return Engine.load(
+                folder,
+                assignment,
+                device=self.device,
+                progress=progress,
+                captured=self._on_captured,
+                cancelled=cancelled,
+            )
 
         return LocalBackend(self.turns.lane, await self.turns.lane.run(load))
+
+    def _on_captured(self, done: int, total: int) -> None:
+        """From the lane."""
+        self._captured = done, total
+        self._loop.call_soon_threadsafe(self._report_progress)
 
     # ---- tensor parallel ----------------------------------------------------------------------------------------
 
@@ -225,7 +237,7 @@ class BlockServer(Member):
             )
             try:
                 await group.form()
-                await group.load(folder, assignment, progress, cancelled)
+                await group.load(folder, assignment, progress, self._on_captured, cancelled)
                 return group
             except ZrtError as error:
                 if group.broken is None or cancelled() or attempt == REBUILDS - 1:
@@ -282,7 +294,7 @@ class BlockServer(Member):
 
     def _report_progress(self) -> None:
         if self.assignment is not None:
-            self._report(LoadProgress(self.assignment.serial, *self._loaded, self._lent()))
+            self._report(LoadProgress(self.assignment.serial, *self._loaded, self._lent(), *self._captured))
 
     def _lent(self) -> LendLoad | None:
         given = self.assignment

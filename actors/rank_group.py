@@ -133,6 +133,7 @@ class RankGroup:
         folder: Path,
         assignment: Assignment,
         progress: Callable[[int, int], None],
+        captured: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> None:
         """Read every rank's part. ZrtError as Engine.load."""
@@ -161,6 +162,7 @@ class RankGroup:
                 device=str(self._device),
                 group=self._communicator,
                 progress=progress,
+                captured=captured,
                 cancelled=lambda: self.broken is not None or cancelled(),
             )
 

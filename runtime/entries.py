@@ -29,6 +29,8 @@ class Entry:
     serial: int = 0
     done_bytes: int = 0
     total_bytes: int = 0
+    graphs: int = 0
+    all_graphs: int = 0
     fault: Fault | None = None
     load: Load = field(default_factory=Load)
     rss_bytes: int = 0
@@ -74,6 +76,8 @@ class Entry:
             blocks=f"{seat.first}-{seat.last}" if seat else "",
             done_bytes=self.done_bytes,
             total_bytes=self.total_bytes,
+            graphs=self.graphs,
+            all_graphs=self.all_graphs,
             sessions=load.sessions,
             waiting=load.waiting,
             turns=load.turns,

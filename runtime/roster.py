@@ -156,6 +156,7 @@ class Roster:
         entry = self.known(address)
         if message.serial == entry.serial:
             entry.done_bytes, entry.total_bytes = message.done, message.total
+            entry.graphs, entry.all_graphs = message.graphs, message.all_graphs
             entry.load.lend = message.lend
         else:
             self.stale += 1
@@ -335,7 +336,7 @@ def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignmen
         raise ZrtError("internal", f"{entry.address.name} has no seat")
     entry.serial = serial
     entry.state = "loading"
-    entry.done_bytes = entry.total_bytes = 0
+    entry.done_bytes = entry.total_bytes = entry.graphs = entry.all_graphs = 0
     return Assignment(
         serial,
         template.model,

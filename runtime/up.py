@@ -346,3 +346,5 @@ def _show_loading(bars: Bars, cluster: Cluster) -> None:
         if actor.total_bytes:
             what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
             bars.update(actor.done_bytes, actor.total_bytes, what)
+            captures = actor.state == "loading" and actor.all_graphs > 0
+            bars.state(what, f"{what} captures {actor.all_graphs} CUDA graphs" if captures else "")

@@ -130,6 +130,8 @@ def nodes(cluster: Cluster) -> list[Node]:
 
 
 def _state(actor: ActorInfo) -> str:
+    if actor.state == "loading" and actor.all_graphs:
+        return f"graph {actor.graphs}/{actor.all_graphs}"
     if actor.state == "loading" and actor.total_bytes:
         return f"load {actor.done_bytes / actor.total_bytes:.0%}"
     return actor.state

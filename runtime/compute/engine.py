@@ -27,6 +27,7 @@ from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import GPU_MEMORY, Assignment
+from zrt.runtime.models import home
 from zrt.runtime.tensors import DTYPES, dtype_name
 
 
@@ -99,10 +100,12 @@ class Engine:
         device: str,
         group: Collectives | None = None,
         progress: Callable[[int, int], None],
+        captured: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool],
     ) -> "Engine":
         """Read the assignment's shard from `folder` and allocate its KV pool; of a `group`, this rank's part of both.
 
+        `progress(bytes read, bytes in all)`; on a GPU, then, `captured(graphs, graphs in all)`.
         ZrtError: bad_model, unsupported, bad_config, insufficient_memory, cancelled.
         """
         spec = read_spec(folder)
@@ -122,6 +125,7 @@ class Engine:
             gpu_memory=assignment.gpu_memory,
             group=group,
             progress=progress,
+            captured=captured,
             cancelled=cancelled,
         )
 
@@ -141,6 +145,7 @@ class Engine:
         ends: tuple[bool, bool] | None = None,
         group: Collectives | None = None,
         progress: Callable[[int, int], None] | None = None,
+        captured: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> "Engine":
         """As `load`, from a source that is open; `kv_bytes` are this process's own, `ends` as `Shard.load` has it."""
@@ -171,7 +176,7 @@ class Engine:
                 sessions=sessions,
             )
             decoder = GpuDecoder(shard, pages, sessions)
-            decoder.capture()
+            decoder.capture(home() / "gpu", captured)
             return cls(shard, pages, decoder)
         cache = KVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
         return cls(shard, cache, Decoder(shard, cache))

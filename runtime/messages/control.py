@@ -241,12 +241,14 @@ class StateChanged(Control):
 
 
 class LoadProgress(Control):
-    """Bytes of weights read so far, while loading; and how the layer workers get on, if there are any."""
+    """Bytes of weights read so far, while loading; then, on a GPU, CUDA graphs captured; and how the layer workers get on, if there are any."""
 
     serial: U64
     done: U64
     total: U64
     lend: LendLoad | None = None
+    graphs: U32 = 0
+    all_graphs: U32 = 0
 
 
 class SampledToken(Struct, array_like=True):

@@ -132,7 +132,7 @@ async def group_on_gpus(folder: Path, assignment: Assignment) -> AsyncIterator[R
     group = RankGroup(actor, lane, record, device="cuda:0", threads=1, lost=lambda _: None, stuck=lane.close)
     try:
         await group.form()
-        await group.load(folder, assignment, lambda *_: None, lambda: False)
+        await group.load(folder, assignment, lambda *_: None, lambda *_: None, lambda: False)
         yield group
     finally:
         await group.end()
