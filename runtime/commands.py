@@ -83,8 +83,15 @@ def up(arguments: argparse.Namespace) -> int:
 def _conf(arguments: argparse.Namespace) -> "Conf":
     from zrt.runtime import config
 
-    conf = config.load(arguments.conf)
-    return config.override(conf, model=arguments.model, stages=arguments.stages, tp=arguments.tp)
+    listen, insecure = getattr(arguments, "listen", None), getattr(arguments, "insecure", False)
+    return config.override(
+        config.load(arguments.conf),
+        model=arguments.model,
+        stages=arguments.stages,
+        tp=arguments.tp,
+        listen=listen,
+        insecure=insecure,
+    )
 
 
 def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
@@ -96,6 +103,10 @@ def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
         again += ["--stages", str(arguments.stages)]
     if arguments.tp is not None:
         again += ["--tp", str(arguments.tp)]
+    if arguments.listen is not None:
+        again += ["--listen", arguments.listen]
+    if arguments.insecure:
+        again += ["--insecure"]
     return again
 
 
@@ -238,11 +249,4 @@ def tp_rank(arguments: argparse.Namespace) -> int:
 def coordinator(arguments: argparse.Namespace) -> int:
     from zrt.actors.processes import run_coordinator
 
-    return run_coordinator(
-        arguments.conf,
-        model=arguments.model,
-        stages=arguments.stages,
-        tp=arguments.tp,
-        listen=arguments.listen,
-        cluster=arguments.cluster_id,
-    )
+    return run_coordinator(lambda: _conf(arguments), port_s=arguments.port_wait, cluster=arguments.cluster_id)

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 STOP_S: Final = 5.0
 """How long a process may take to end in good order."""
 TELL_S: Final = 3.0
+PORT_S: Final = 5.0
+"""How long a coordinator waits for the port of the one whose place it takes."""
 READY_S: Final = 30.0
 """How long a process may take until its sockets are bound: to start and import, not to load."""
 COORDINATOR: Final = "coordinator"
@@ -127,7 +129,8 @@ class Parent:
         )
         endpoint = (await coordinator.ready()).endpoint
         self._endpoint = endpoint
-        coordinator.argv += ["--listen", endpoint]  # after a crash it must come back where everybody looks for it
+        # after a crash it must come back where everybody looks for it, and a passing connection may have that port
+        coordinator.argv += ["--listen", endpoint, "--port-wait", str(PORT_S)]
         self._leave_note(endpoint)
         for stage, conf in enumerate(self.conf.stages):
             for replica in range(conf.replicas):

@@ -112,7 +112,11 @@ def _line(cluster: Running, part: str) -> str:
 
 
 def test_sessions_finish_before_the_cluster_goes(tiny: Path, tmp_path: Path) -> None:
-    with running(conf(tiny, tmp_path, 1, model_context=60000), home=tmp_path) as cluster:
+    """It listens where the command line says."""
+    with running(
+        conf(tiny, tmp_path, 1, model_context=60000), "--listen", "tcp://127.0.0.2:0", home=tmp_path
+    ) as cluster:
+        assert cluster.endpoint.startswith("tcp://127.0.0.2:")
         with answering(cluster, 3 * TOKENS) as (process, first):
             assert cluster.end() == 0
             rest, said = process.communicate(timeout=60)
