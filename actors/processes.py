@@ -132,7 +132,7 @@ def _run(make: Callable[[], "Actor"]) -> NoReturn:
         os.set_blocking(sys.stderr.fileno(), False)  # a pipe of our own
 
     def named() -> "Actor":
-        lines = log_to_stderr()
+        lines = log_to_stderr(alone=not told)
         actor = make()
         lines.actor = actor.name
         return actor

@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     _cluster_words(up)
     _listen_words(up)
     up.add_argument("--detach", action="store_true", help="return when the cluster is ready; it runs on")
+    up.add_argument("--log", action="store_true", help=argparse.SUPPRESS)  # what --detach starts writes one
     up.add_argument(
         "--prompt",
         type=words.text,

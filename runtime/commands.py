@@ -59,7 +59,7 @@ def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 def up(arguments: argparse.Namespace) -> int:
-    from zrt.runtime.foreground import interruptible
+    from zrt.runtime.foreground import interruptible, stamp_lines
     from zrt.runtime.lifeline import hold
 
     lifeline = hold()
@@ -67,6 +67,8 @@ def up(arguments: argparse.Namespace) -> int:
     from zrt.runtime import background, preflight, up
 
     conf = _conf(arguments)
+    if arguments.log and conf.log.format == "text":
+        stamp_lines()
     asks = arguments.prompt is not None or arguments.token_ids is not None
     if asks and arguments.detach:
         raise ZrtError("bad_config", "--prompt asks once and brings the cluster down: it does not go with --detach")
@@ -77,7 +79,8 @@ def up(arguments: argparse.Namespace) -> int:
     again = _cluster_words_again(arguments)
     if arguments.detach:
         return background.detach(conf.cluster.name, again)
-    return _run(lambda: up.up(conf, again, question, lifeline))
+    ends = "`zrt down` ends it" if arguments.log else "Ctrl-C or `zrt down` ends it"
+    return _run(lambda: up.up(conf, again, question, lifeline, ends))
 
 
 def _conf(arguments: argparse.Namespace) -> "Conf":
