@@ -156,6 +156,8 @@ class BlockServer(Member):
         return Done()
 
     def _begin(self, assignment: Assignment) -> None:
+        blocks = f"{assignment.first}-{assignment.last}"
+        log.info("%s: loads blocks %s of %s", self.name, blocks, assignment.model)
         self.turns.take_backend(None, assignment.chunk)
         self._set_state("loading")
         self.spawn(self._load(assignment), "load")
@@ -194,6 +196,7 @@ class BlockServer(Member):
         if self.assignment is assignment:
             self.turns.take_backend(backend, assignment.chunk)
             self._report_progress()
+            log.info("%s: is ready", self.name)
             self._set_state("ready")
 
     async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:

@@ -261,6 +261,7 @@ class LayerWorker(Member):
         )
         self._held_as = prepared, self._layers, self._store.model_hash if self._store is not None else ""
         self.state = "ready"
+        log.info("%s: holds layers %s", self.name, ", ".join(map(str, self._layers)))
         return WorkerReady()
 
     def _run(self, raw: RawTensor, entries: list[tuple[str, int, int]], steps: list[Step], peer: bytes) -> LayerTraffic:

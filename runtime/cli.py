@@ -70,7 +70,9 @@ def parser() -> argparse.ArgumentParser:
 
     up = _command(subs, "up", commands.up, "bring a cluster up and stay with it", _UP)
     _cluster_words(up)
+    _listen_words(up)
     up.add_argument("--detach", action="store_true", help="return when the cluster is ready; it runs on")
+    up.add_argument("--log", action="store_true", help=argparse.SUPPRESS)  # what --detach starts writes one
     up.add_argument(
         "--prompt",
         type=words.text,
@@ -227,7 +229,10 @@ def _actor_words(kinds: Any) -> None:
     rank.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
     coordinator = _command(kinds, "coordinator", commands.coordinator, "the coordinator of a cluster file")
     _cluster_words(coordinator)
-    coordinator.add_argument("--listen", metavar="ENDPOINT", help="in place of the file's")
+    _listen_words(coordinator)
+    coordinator.add_argument(
+        "--port-wait", type=words.seconds, default=0.0, metavar="S", help="wait so long for a port that is taken"
+    )
     _cluster_id(coordinator)
 
 
@@ -263,6 +268,15 @@ def _cluster_words(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", metavar="REF", help="a demo name, a folder, or a hub id; in place of the file's")
     command.add_argument("--stages", type=words.positive, metavar="N", help="N planned stages in place of the file's")
     command.add_argument("--tp", type=words.positive, metavar="N", help="N tensor-parallel ranks in every stage")
+
+
+def _listen_words(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--listen",
+        metavar="ENDPOINT",
+        help="where clients reach the cluster, such as tcp://127.0.0.1:0; in place of the file's",
+    )
+    command.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
 
 
 def _connect_words(command: argparse.ArgumentParser) -> None:

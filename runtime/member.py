@@ -90,6 +90,7 @@ class Member(Actor):
             reconnect=True,
             lost_kind="coordinator_lost",
         )
+        log.info("%s: a %s, joins the coordinator at %s", self.name, self.kind.replace("_", " "), self._joined.endpoint)
         self.depend(self._membership(), "membership")
 
     async def there(self) -> None:
@@ -185,6 +186,7 @@ class Member(Actor):
     # ---- joining ----------------------------------------------------------------------------------------------------
 
     def _on_shutdown(self, envelope: Envelope) -> Control:
+        log.info("%s: the cluster goes down, and this process with it", self.name)
         self.ended.set()
         return Done()
 
@@ -217,6 +219,7 @@ class Member(Actor):
         self.cluster = self.cluster or reply.body.cluster
         again = reply.body.incarnation == self.coordinator.incarnation
         self.coordinator = Address(reply.header.sender, reply.body.incarnation, unknown.endpoint)
+        log.info("%s: joined the coordinator at %s", self.name, unknown.endpoint)
         self._astray.clear()
         self.registered.set()
         self._beats = self.every(max(reply.body.beat_ms / 1000, _LEAST_BEAT_S), self._beat)

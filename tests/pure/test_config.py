@@ -205,6 +205,28 @@ def test_every_mistake_is_named_at_once() -> None:
     assert len(message.splitlines()) == 4
 
 
+def test_contradictions_are_named_beside_what_is_wrong_by_itself() -> None:
+    message = refusal(
+        "[cluster]\nname = 'a b'\nlisten = 'tcp://0.0.0.0:1'\n[model]\nref = 'm'\ncontext = 0\n[[stage]]\nblocks = '0-3'\n"
+        "thread = 1\n[[stage]]\nblocks = '2-5'\n[[worker]]\nname = 'attic'\n[kv]\nbytes = 'much'\n"
+    )
+    for place in (
+        "[cluster] name",
+        "[cluster] listen",
+        "[model] context",
+        "[kv] bytes",
+        "[[stage]] 1 thread",
+        "[[stage]] 2 blocks: 2-5 overlap",
+        "[[worker]] attic: no [[stage.lend]] names it",
+    ):
+        assert place in message
+
+
+def test_what_rests_on_a_key_that_cannot_be_read_is_not_judged() -> None:
+    message = refusal(SMALL + "blocks = 4\n[[stage]]\nblocks = '0-3'\nmemory = '1GB'\n[[stage]]\nblocks = '2-5'\n")
+    assert len(message.splitlines()) == 2
+
+
 @pytest.mark.parametrize("listen", ["tcp://127.0.0.1:7411", "tcp://127.8.0.1:1", "tcp://localhost:0", "tcp://[::1]:5"])
 def test_this_machine_needs_no_leave(listen: str) -> None:
     assert config.parse(f"{SMALL}[cluster]\nlisten = '{listen}'", "").cluster.listen == listen
@@ -234,6 +256,17 @@ def test_tp_on_the_command_line_is_that_of_every_stage() -> None:
     assert config.override(conf, tp=2).stages == (Stage(Blocks(0, 3), tp=2), Stage(tp=2))
     with pytest.raises(ZrtError, match="--tp 0"):
         config.override(conf, tp=0)
+
+
+def test_the_command_line_says_where_to_listen() -> None:
+    conf = conf_of(Stage())
+    assert config.override(conf, listen="tcp://127.0.0.1:0").cluster == Cluster(listen="tcp://127.0.0.1:0")
+    everywhere = config.override(conf, listen="tcp://0.0.0.0:5", insecure=True)
+    assert everywhere.cluster == Cluster(listen="tcp://0.0.0.0:5", insecure=True)
+    for listen, says in (("7411", "tcp://HOST:PORT"), ("tcp://0.0.0.0:5", "say --insecure")):
+        with pytest.raises(ZrtError, match=says) as raised:
+            config.override(conf, listen=listen)
+        assert raised.value.kind == "bad_config"
 
 
 def test_the_command_line_names_another_model() -> None:
