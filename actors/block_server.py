@@ -245,7 +245,7 @@ class BlockServer(Member):
             except ZrtError as error:
                 if group.broken is None or cancelled() or attempt == REBUILDS - 1:
                     raise
-                log.warning("%s: the group of ranks is built again: %s", self.name, error)
+                log.warning("%s: the group of ranks is built again: %s", self.name, str(error))
                 await self._leave_group()
                 record.rebuilds += 1
         raise AssertionError("the last attempt returns or raises")

@@ -59,9 +59,9 @@ class RankOperations:
     def fail(self, error: ZrtError) -> None:
         """The group has lost step, and nothing more can be done together."""
         if self.broken is None:
-            self.broken = error
+            self.broken = _bare(error)
             self._break.set()
-            self._on_broken(error)
+            self._on_broken(self.broken)
 
     async def together(
         self,
@@ -77,7 +77,10 @@ class RankOperations:
         ZrtError: the leader's, with those of the ranks; `rank_failed` when the leader succeeded and a rank did not, or the group is broken.
         """
         task = asyncio.ensure_future(self._operation(request, own, reply, timeout, spread))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            del task  # its error, and so this call, would know itself
 
     async def over(self) -> None:
         """Wait until the operation that runs is over. After `fail` that is soon, or `stuck` is called."""
@@ -99,7 +102,7 @@ class RankOperations:
     ) -> tuple[_T, list[Response]]:
         async with self._turns:
             if self.broken is not None:
-                raise self.broken
+                raise _bare(self.broken)
             clock = _Clock(self._processes.world)
             asked = [
                 asyncio.ensure_future(clock.drained(self._processes.ask(member, request, reply, timeout), member))
@@ -220,6 +223,11 @@ class _Clock:
         finally:
             rank = member.rank if member is not None else 0
             self.drain_us[rank] = max(0, time.perf_counter_ns() - self._sent) // 1000
+
+
+def _bare(error: ZrtError) -> ZrtError:
+    """The same without its traceback, which knows everything that was at work."""
+    return ZrtError(error.kind, error.message, error.where)
 
 
 def _error(part: "asyncio.Future[Any]") -> ZrtError | None:

@@ -148,7 +148,7 @@ class TurnLoop:
             crowded = self._crowd.observe(started, steps[0].slot) > 1
             result = await backend.turn(works, self._threads[crowded])
         except ZrtError as error:
-            log.warning("a turn of %d steps failed: %s", len(steps), error)
+            log.warning("a turn of %d steps failed: %s", len(steps), str(error))
             result = _failed(steps, error)
         except Exception as error:  # whatever a forward raises, the other sessions go on
             log.exception("a turn of %d steps failed", len(steps))

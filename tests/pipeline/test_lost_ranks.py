@@ -35,7 +35,7 @@ def said(make_model: Callable[..., Path]) -> tuple[Path, list[int]]:
     return folder, reference(folder, PROMPT, TOKENS)[0]
 
 
-@pytest.mark.matrix("fault")
+@pytest.mark.matrix("world")
 @pytest.mark.parametrize(("fault", "moment", "rank", "world"), MATRIX)
 async def test_a_rank_that_is_lost_costs_time_and_no_token(
     fault: str, moment: str, rank: int, world: int, said: tuple[Path, list[int]]
