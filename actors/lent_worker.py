@@ -2,6 +2,7 @@
 
 from typing import Final, TypeVar
 
+from zrt.actors.hop_times import HopTimes
 from zrt.runtime.actor import Actor
 from zrt.runtime.errors import KINDS, ZrtError
 from zrt.runtime.messages.control import Address
@@ -21,6 +22,7 @@ class LentWorker:
     def __init__(self, actor: Actor, address: Address) -> None:
         self.actor = actor
         self.address = address
+        self.hops = HopTimes()
 
     @property
     def name(self) -> str:
