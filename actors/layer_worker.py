@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Final, get_args
 
 import torch
+from msgspec.structs import replace
 
-from zrt.runtime.actor import Bare, Envelope
+from zrt.runtime.actor import Bare, Envelope, Reply
 from zrt.runtime.capacity import BLOCK_SERVER_BYTES
 from zrt.runtime.compute.device_memory import device_memory
 from zrt.runtime.compute.engine import Work
@@ -32,7 +33,7 @@ from zrt.runtime.lane import Lane
 from zrt.runtime.layer_files import LayerStore, digest
 from zrt.runtime.member import Member
 from zrt.runtime.messages.control import Register
-from zrt.runtime.messages.header import Step
+from zrt.runtime.messages.header import HopTime, Step
 from zrt.runtime.messages.layers import (
     MAX_CHUNK,
     RAW_DTYPES,
@@ -60,7 +61,7 @@ from zrt.runtime.messages.layers import (
     WorkerReady,
     layer_index,
 )
-from zrt.runtime.tensors import DTYPES, RAW, from_raw, to_raw
+from zrt.runtime.tensors import DTYPES, RAW, as_dtype, rows_from_raw, rows_to_raw
 from zrt.runtime.wire import decode_layers, encode_layers
 
 log = logging.getLogger(__name__)
@@ -128,11 +129,16 @@ class LayerWorker(Member):
         message.serves = self._serves
         return message
 
-    async def _on_message(self, envelope: Envelope) -> LayerTraffic:
+    async def _on_message(self, envelope: Envelope) -> LayerTraffic | Reply:
         assert isinstance(envelope.body, get_args(LayerTraffic))
-        if isinstance(envelope.body, PrepareLayers):
+        message, steps = envelope.body, envelope.header.steps
+        if isinstance(message, PrepareLayers):
             self._serves = envelope.header.sender
-        return await self._serve(envelope.body, envelope.header.steps, envelope.peer)
+        if not steps or not isinstance(message, SingleOp | Batch):
+            return await self._serve(message, steps, envelope.peer)
+        clock = _Clock()
+        answer = await self._serve(message, steps, envelope.peer, clock)
+        return Reply(answer, [replace(steps[0], times=[clock.hop()])])
 
     def _on_bare(self, bare: Bare) -> None:
         self.spawn(self._answer_bare(bare), "a bare message")
@@ -147,12 +153,14 @@ class LayerWorker(Member):
             answer = await self._serve(message, [], bare.peer)
         self.reply_bare(bare, encode_layers(answer))
 
-    async def _serve(self, message: LayerTraffic, steps: list[Step], peer: bytes) -> LayerTraffic:
+    async def _serve(
+        self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_Clock | None" = None
+    ) -> LayerTraffic:
         """Never raises: what goes wrong is a WorkerError like any answer."""
         if isinstance(message, Hello):
             return self._info()
         try:
-            return await self._lane.run(self._work, message, steps, peer)
+            return await self._lane.run(self._work, message, steps, peer, clock or _Clock())
         except ZrtError as error:
             return _error(error)
         except Exception as error:
@@ -161,12 +169,13 @@ class LayerWorker(Member):
 
     # ---- the lane's ---------------------------------------------------------------------------------------------
 
-    def _work(self, message: LayerTraffic, steps: list[Step], peer: bytes) -> LayerTraffic:
+    def _work(self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_Clock") -> LayerTraffic:
         match message:
             case SingleOp():
-                return self._run(message.x, [(message.layer_name, message.index_pos, message.block_idx)], steps, peer)
+                entries = [(message.layer_name, message.index_pos, message.block_idx)]
+                return self._run(message.x, entries, steps, peer, clock)
             case Batch():
-                return self._run(message.x, message.batch, steps, peer)
+                return self._run(message.x, message.batch, steps, peer, clock)
             case Goodbye():
                 self._forget(peer)
                 return self._info()
@@ -264,7 +273,9 @@ class LayerWorker(Member):
         log.info("%s: holds layers %s", self.name, ", ".join(map(str, self._layers)))
         return WorkerReady()
 
-    def _run(self, raw: RawTensor, entries: list[tuple[str, int, int]], steps: list[Step], peer: bytes) -> LayerTraffic:
+    def _run(
+        self, raw: RawTensor, entries: list[tuple[str, int, int]], steps: list[Step], peer: bytes, clock: "_Clock"
+    ) -> LayerTraffic:
         held = self._loaded()
         layers = [_index(name) for name, _, _ in entries]
         if layers != [block for _, _, block in entries]:
@@ -277,23 +288,25 @@ class LayerWorker(Member):
             raise ZrtError("bad_request", text)
         if not shape[1]:
             raise ZrtError("bad_request", "x: expected at least one row")
-        rows = from_raw(raw)[0].to(DTYPES[held.dtype])
+        rows = as_dtype(rows_from_raw(raw), DTYPES[held.dtype])
         chain = held.chain(layers)
         if steps:
             if steps[0].seq_pos != entries[0][1]:
                 raise ZrtError("bad_request", "index_pos: expected that of the first step")
-            parts = torch.split(rows, [step.n for step in steps])
+            parts = [rows] if len(steps) == 1 else torch.split(rows, [step.n for step in steps])
             works = [Work(step.session, step.seq_pos, step.n, part) for step, part in zip(steps, parts, strict=True)]
         else:
             position = entries[0][1]
             works = [Work(("peer", peer), position, len(rows), rows, opens=0 if position else len(rows))]
             self._unnamed[peer] = time.monotonic()
+        clock.started = time.perf_counter_ns()
         ran = held.run(chain, works)
+        clock.ended = time.perf_counter_ns()
         if ran.output is None:
             if not steps:
                 raise next(fault for fault in ran.faults if fault is not None)
             return StepFaults(ran.have, [fault.kind if fault is not None else "" for fault in ran.faults])
-        answer = to_raw(ran.output.unsqueeze(0).to(RAW[raw.dtype]))
+        answer = rows_to_raw(as_dtype(ran.output, RAW[raw.dtype]))
         return Tensor(answer.data, answer.dtype, answer.shape)
 
     def _forget(self, peer: Hashable) -> None:
@@ -321,6 +334,18 @@ class LayerWorker(Member):
             self._device.index or 0,
             0,
         )
+
+
+class _Clock:
+    """When an operation came, and when the layers began and ended with it; nanoseconds."""
+
+    __slots__ = ("came", "ended", "started")
+
+    def __init__(self) -> None:
+        self.came = self.started = self.ended = time.perf_counter_ns()
+
+    def hop(self) -> HopTime:
+        return HopTime((self.started - self.came) // 1000, (self.ended - self.started) // 1000)
 
 
 def _error(error: ZrtError) -> WorkerError:

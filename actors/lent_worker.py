@@ -6,6 +6,7 @@ from importlib.metadata import version
 from statistics import median
 from typing import Final, TypeVar
 
+from zrt.actors.hop_times import HopTimes
 from zrt.runtime.actor import Actor
 from zrt.runtime.errors import KINDS, ZrtError
 from zrt.runtime.messages.control import Address
@@ -39,6 +40,7 @@ class LentWorker:
         self.has = LayersPrepared()
         self._load = WorkerLoad(address.name, "asked")
         self._hops: deque[int] = deque(maxlen=RECENT)
+        self.hops = HopTimes()
 
     @property
     def name(self) -> str:

@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from msgspec import Struct
-
 from zrt.runtime.actor import Actor, Answer, Envelope, Handler
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.link import Link
@@ -149,7 +147,7 @@ class Member(Actor):
         if not self.is_coordinator(envelope):
             raise self._not_obeyed(envelope)
         answer = fn(envelope)
-        return answer if answer is None or isinstance(answer, Struct) else await answer
+        return await answer if isinstance(answer, Awaitable) else answer
 
     def _not_obeyed(self, envelope: Envelope) -> ZrtError:
         self.counters.stale += 1

@@ -128,6 +128,7 @@ class HeldLayers:
 
     def run(self, chain: Sequence[Engine], works: Sequence[Work]) -> Ran:
         """Run the steps through a chain of engines, their rows [n, hidden] one after the other."""
+        output = None
         for done, engine in enumerate(chain):
             try:
                 result = engine.turn(works)
@@ -142,15 +143,15 @@ class HeldLayers:
                 self._undo(chain[:done], [work for work, fault in zip(works, faults, strict=True) if fault is not None])
                 have = [min(each.have(work.key) for each in chain) for work in works]
                 return Ran(None, have, faults)
-            assert result.output is not None
-            rows = torch.split(result.output, [work.n for work in works])
-            works = [
-                Work(work.key, work.seq_pos, work.n, part, opens=work.opens)
-                for work, part in zip(works, rows, strict=True)
-            ]
-        return Ran(
-            torch.cat([work.rows for work in works]), [work.seq_pos + work.n for work in works], [None] * len(works)
-        )
+            output = result.output
+            assert output is not None
+            if done + 1 < len(chain):
+                parts = torch.split(output, [work.n for work in works])
+                works = [
+                    Work(work.key, work.seq_pos, work.n, part, opens=work.opens)
+                    for work, part in zip(works, parts, strict=True)
+                ]
+        return Ran(output, [work.seq_pos + work.n for work in works], [None] * len(works))
 
     def _undo(self, engines: Sequence[Engine], works: Sequence[Work]) -> None:
         """Forget what these steps added."""
