@@ -158,9 +158,11 @@ def main() -> None:
     else:
         if asked.tokens < LEAST_HOPS:
             words.error(f"--tokens: at least {LEAST_HOPS}, the hops of a median")
-        with tempfile.TemporaryDirectory() as home:
-            with up(Path(home), text(resolve("smollm2-135m"), lending("10-19"))) as endpoint:
-                figures = asyncio.run(hop(endpoint, asked.rounds, asked.tokens))
+        with (
+            tempfile.TemporaryDirectory() as home,
+            up(Path(home), text(resolve("smollm2-135m"), lending("10-19"))) as endpoint,
+        ):
+            figures = asyncio.run(hop(endpoint, asked.rounds, asked.tokens))
     print(json.dumps({"bench": f"layers {asked.what}", "rounds": asked.rounds, **figures}))
 
 

@@ -104,7 +104,7 @@ async def test_neither_a_cancelled_question_nor_an_input_error_harms_the_group(f
             stream = cluster.client.generate(token_ids=PROMPT, max_tokens=200, temperature=0.0)
             for _ in range(tokens):
                 await stream.next_event()
-            await stream.cancel()
+            stream.cancel()
         assert await cluster.greedy(PROMPT, 8) == await alone(folder, PROMPT, 8)
         assert await cluster.used_pages() == 0
         assert group_of(cluster) is group
@@ -142,7 +142,7 @@ async def test_ranks_keep_their_weights_when_the_coordinator_is_replaced(folder:
         await new.start()
         cluster.stack.push_async_callback(new.stop)
         await until_ready(cluster.client)
-        await stream.cancel()
+        stream.cancel()
         assert await cluster.greedy(PROMPT, 24) == wanted
         assert (group_of(cluster), ranks_of(cluster.servers[0]), loads) == (group, ranks, [])
         assert [server.turns.engine for server in cluster.servers] == engines
