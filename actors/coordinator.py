@@ -438,7 +438,9 @@ class Coordinator(Actor):
             case Down():
                 self._tell_client(bare, Ok(id=request.id))
                 await self.drains.all_finished(request.timeout_ms / 1000)
-                self.generations.fail_all(ZrtError("cancelled", "the cluster was shut down"))
+                gone = ZrtError("cancelled", "the cluster was shut down")
+                self.generations.fail_all(gone)
+                self._subscribers.end(gone)
                 self._down()
 
     def _cancel(self, bare: Bare, request: Cancel) -> None:
