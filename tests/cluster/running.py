@@ -140,5 +140,6 @@ def answering(cluster: Running, tokens: int) -> Iterator[tuple[subprocess.Popen[
 def slow_model(folder: Path) -> Path:
     """A model of random weights, which take a while to make."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 8}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 160, **sizes}))
+    sizes |= {"vocab_size": 160, "max_position_embeddings": 1 << 16}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
     return folder
