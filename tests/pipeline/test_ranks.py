@@ -1,6 +1,8 @@
 """A block server that leads tensor-parallel ranks: a real cluster in this process, with the ranks as its real children."""
 
 import asyncio
+import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -11,15 +13,19 @@ from clusters import Local, cluster_file, make_coordinator, until_ready
 from groups import alone, group_of, member, ranked, ranks_of, record_of
 from loads import load, undisturbed
 from peers import until
+from tiny_models import TINY
 
 from zrt.actors.group_record import GroupRecord
+from zrt.actors.rank_group import RankGroup
 from zrt.actors.rank_operations import RankOperations
 from zrt.actors.rank_processes import RankProcesses
 from zrt.runtime.actor import Actor
+from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.compute.split import Part, part_bytes
 from zrt.runtime.config import parse
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
-from zrt.runtime.messages.control import GroupLoad, LoadProgress
+from zrt.runtime.messages.control import Assignment, GroupLoad, LoadProgress
 from zrt.runtime.messages.ranks import SessionTruncated, TruncateSession
 
 PROMPT = [1, 17, 93, 4, 150, 62, 62, 8, 31, 120, 5]
@@ -88,6 +94,43 @@ async def seen(cluster: Local, wanted: Callable[[GroupLoad], bool]) -> GroupLoad
             if load is not None and wanted(load):
                 break
     return load
+
+
+async def test_the_process_of_a_rank_grows_by_its_part(tmp_path: Path) -> None:
+    """Of weights that are 100 MB as a whole; beside them a loaded rank takes its KV and a few MiB."""
+    config = TINY | {"model_type": "llama", "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8001}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kv_bytes, slack = 4 << 20, 12 << 20
+    assignment = Assignment(
+        serial=1,
+        model=str(tmp_path),
+        weights="random",
+        first=0,
+        last=3,
+        num_blocks=4,
+        dtype="float32",
+        kv_bytes=kv_bytes,
+        context=64,
+        sessions=2,
+        chunk=16,
+        idle_s=60.0,
+        tp=2,
+    )
+    actor, lane, record = Actor("leader"), Lane("leader"), GroupRecord(2, os.getpid())
+    await actor.start()
+    group = RankGroup(actor, lane, record, device="cpu", threads=1, lost=lambda error: None, stuck=lane.close)
+    try:
+        await group.form()
+        before = record.load().ranks[1].rss_bytes
+        await group.load(tmp_path, assignment, lambda done, total: None, lambda: False)
+        grown = record.load().ranks[1].rss_bytes - before
+    finally:
+        await group.end()
+        lane.close()
+        await actor.stop()
+    part = part_bytes(read_spec(tmp_path), Part(1, 2), 0, 3, "float32")
+    assert part > 45e6
+    assert part <= grown <= 1.05 * part + kv_bytes / 2 + slack
 
 
 async def test_neither_a_cancelled_question_nor_an_input_error_harms_the_group(folder: Path) -> None:
