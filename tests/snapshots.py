@@ -25,7 +25,10 @@ def session(number: int, tokens: int = 10, **more: object) -> SessionInfo:
 
 
 def group(steps: int, drain_us: int, errors: int = 0) -> GroupLoad:
-    ranks = [RankLoad(rank, 100 + rank, steps, errors * rank, 300 * steps, drain_us * rank) for rank in range(2)]
+    ranks = [
+        RankLoad(rank, 100 + rank, steps, errors * rank, 300 * steps, drain_us * rank, 5, 9, "ready", 3 << 20)
+        for rank in range(2)
+    ]
     return GroupLoad("ready", 2, steps=steps, fan_out_us=20 * steps, ranks=ranks)
 
 

@@ -174,7 +174,8 @@ def _kv(actor: ActorInfo) -> str:
 def _memory(node: Node) -> str:
     rank, actor = node.rank, node.actor
     if rank is not None and actor is not None:  # the process's own; on a GPU, what is taken of it
-        return amount(rank.rss_bytes if actor.device == "cpu" else (rank.total_mb - rank.free_mb) << 20)
+        used = rank.rss_bytes if actor.device == "cpu" else (rank.total_mb - rank.free_mb) << 20
+        return amount(used) if used else ""
     return amount(node.actor.rss_bytes) if node.actor is not None and node.actor.rss_bytes else ""
 
 

@@ -5,6 +5,7 @@ from rich.cells import cell_len
 from snapshots import actor, cluster, group, happened, session
 
 from zrt.runtime.messages.cluster import ActorInfo
+from zrt.runtime.messages.control import RankLoad
 from zrt.tui import rows
 from zrt.tui.plot import plot
 from zrt.tui.state import EVENTS, State
@@ -19,8 +20,8 @@ test: tiny
 ├ stage 1, blocks 1-1
 │ ├ stage1.0               load 50%  ██░░░░  25%     0    0%     0.0
 │ └ stage1.1               drained   ██░░░░  25%     0    0%     0.0     2G
-│   · stage1.1 rank 0
-│   · stage1.1 rank 1
+│   · stage1.1 rank 0      ready                                         3M
+│   · stage1.1 rank 1      ready                                         3M
 └ others
   └ coordinator            ready
 """.strip()
@@ -51,6 +52,17 @@ def test_the_cluster_is_a_tree_of_stages_replicas_and_ranks() -> None:
 )
 def test_the_state_of_a_process_is_its_colour(more: dict[str, object], style: str) -> None:
     assert rows.TREE.row(rows.Node("x", actor("x", 0, **more))).style == style
+
+
+@pytest.mark.parametrize(("state", "style"), [("ready", "plain"), ("loading", "warn"), ("lost", "bad")])
+def test_a_rank_is_shown_with_its_state_memory_and_last_error(state: str, style: str) -> None:
+    ranks = group(1, 1)
+    ranks.ranks[1] = RankLoad(1, 7, errors=2, state=state, rss_bytes=5 << 20, error="rank_failed: it was killed")  # type: ignore[arg-type]
+    leader = actor("x", 0, group=ranks)
+    row = rows.TREE.row(rows.Node("x rank 1", leader, ranks.ranks[1]))
+    assert row.style == style
+    for cell in (state, "5M", "h:7", "2 errors, the last: rank_failed: it was killed"):
+        assert cell in row.text
 
 
 @pytest.mark.parametrize("name", ["a" * 64, "段落" * 20, "e\u0301" * 20, "tab\tline\nbell\a", "\x1b[31mred"])
