@@ -88,7 +88,7 @@ async def test_a_turn_without_memory_ends_its_sessions_and_nothing_else(
     settings = {"model_context": 16384, "limits_chunk": 8192}
     async with local_cluster(folder, [None], device="cuda:0", **settings) as cluster:
         wanted = await cluster.greedy([5, 17, 99], 20)
-        little_memory(64 << 20)
+        little_memory(8 << 20)
         with pytest.raises(ZrtError) as caught:  # a chunk after others needs a mask of its whole history
             await cluster.greedy([3 + token % 150 for token in range(16000)], 2)
         assert caught.value.kind == "insufficient_vram"
