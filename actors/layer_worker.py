@@ -118,6 +118,8 @@ class LayerWorker(Member):
         self.state = "stopped"
         await super().stop()
         self._lane.close()
+        if self._store is not None:
+            self._store.close()
 
     def _free(self) -> None:
         """It may serve the next cluster at that endpoint, unless it was started for this one alone."""
@@ -229,15 +231,24 @@ class LayerWorker(Member):
             raise ZrtError("bad_request", "layers: expected some, in ascending order")
         if prepared.random and message.model_hash:
             raise ZrtError("bad_request", "random weights are drawn from the config: they have no hash")
-        store = None if prepared.random else LayerStore(self._cache, message.model_hash)
         self._unnamed.clear()
-        self._store, self._layers = store, layers
+        self._store, self._layers = self._store_of(None if prepared.random else message.model_hash), layers
         if self._held is not None and self._held_as == (prepared, layers, message.model_hash):
             self._held.close_all()  # it has them: of an earlier master, or of this one before it lost another worker
             return LayerAssignmentAck(False)
         self._held, self._held_as = None, None
         self.state = "loading"
-        return LayerAssignmentAck(store is not None and not store.complete)
+        return LayerAssignmentAck(self._store is not None and not self._store.complete)
+
+    def _store_of(self, model_hash: str | None) -> LayerStore | None:
+        """The one there is where it is of this hash: it knows what it has checked."""
+        store = self._store
+        if store is not None and store.model_hash == model_hash:
+            return store
+        new = None if model_hash is None else LayerStore(self._cache, model_hash)
+        if store is not None:
+            store.close()
+        return new
 
     def _take(self, message: ModelDataChunk) -> LayerTraffic:
         if self._store is None:
