@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -160,7 +160,7 @@ class Part:
     """What has come of a file: `held` bytes from its start on, of which those of the piece it is in are not checked yet; `hash` is that piece's."""
 
     held: int
-    hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    hash: "hashlib._Hash"
 
     def take(self, data: bytes | memoryview) -> None:
         self.hash.update(data)
@@ -325,7 +325,7 @@ class LayerStore:
         """What is held, looked up: what this process took itself, as long as it is there; else the whole pieces that were taken before."""
         part = self._parts.get(file.name)
         if part is None or self._there(file) < part.held:
-            part = self._parts[file.name] = Part(self._checked(file))
+            part = self._parts[file.name] = Part(self._checked(file), hashlib.sha256())
         return part
 
     def _there(self, file: ManifestFile) -> int:

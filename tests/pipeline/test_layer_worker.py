@@ -1,8 +1,12 @@
 """A layer worker, driven by hand-made documented messages: MessagePack maps over a DEALER, nothing of zrt's on this side."""
 
+import asyncio
 import errno
 import hashlib
+import json
+import math
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,12 +18,14 @@ import zmq
 import zmq.asyncio
 from chained import Pipeline
 
+from zrt.actors.layer_push import UNACKNOWLEDGED
 from zrt.actors.layer_worker import LayerWorker
 from zrt.runtime import layer_files
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.held_layers import runs_of
 from zrt.runtime.compute.inventory import Inventory
-from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.compute.layout import block_name, block_shapes
+from zrt.runtime.compute.spec import read_spec, spec_from_config
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.layer_files import LayerFile, LayerStore, Offer
 
@@ -30,8 +36,9 @@ NAMES = [f"model.layers.{number}" for number in (1, 2, 3, 4)]
 class Peer:
     """A master that says what it likes."""
 
-    def __init__(self, socket: zmq.asyncio.Socket) -> None:
+    def __init__(self, socket: zmq.asyncio.Socket, worker: LayerWorker) -> None:
         self._socket = socket
+        self.worker = worker
 
     async def ask(self, kind: str, **fields: object) -> dict[str, object]:
         await self._socket.send(msgspec.msgpack.encode({"type": kind, **fields}))
@@ -62,7 +69,7 @@ async def worker_at(cache: Path) -> AsyncIterator[Peer]:
     socket.linger = 0
     socket.connect(worker.endpoint)
     try:
-        yield Peer(socket)
+        yield Peer(socket, worker)
     finally:
         socket.close()
         context.term()
@@ -252,6 +259,109 @@ def test_a_file_goes_on_where_its_last_whole_piece_ended(
     (kept,) = again.files()
     assert kept.read_bytes() == read(file, 0)
     assert not partial.exists()
+
+
+def test_a_piece_comes_in_chunks_and_either_side_hashes_each_byte_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed, sha256 = [], hashlib.sha256
+
+    class Counted:
+        def __init__(self, data: bytes | memoryview = b"") -> None:
+            self._hash = sha256(data)
+            hashed.append(len(data))
+
+        def update(self, data: bytes | memoryview) -> None:
+            self._hash.update(data)
+            hashed.append(len(data))
+
+        def hexdigest(self) -> str:
+            return self._hash.hexdigest()
+
+    monkeypatch.setattr(layer_files, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(layer_files, "CHUNK_BYTES", 4_000)
+    monkeypatch.setattr(layer_files.hashlib, "sha256", Counted)
+    config = len((model / "config.json").read_bytes())
+    offer = offer_of(model, (2, 3))
+    size = sum(file.size for file in offer.files)
+    assert sum(hashed) == size + config + len(offer.manifest)
+    hashed.clear()
+    store = LayerStore(tmp_path, offer.model_hash)
+    store.take("manifest.json", 0, len(offer.manifest), offer.manifest)
+    for file in offer.files:
+        held = store.take(file.name, 0, file.size, b"")
+        for offset, count in file.chunks(held):
+            assert offset == held
+            held = store.take(file.name, offset, file.size, read(file, offset, count))
+    assert store.complete
+    assert sum(hashed) == size + len(offer.manifest)
+    hashed.clear()
+    assert LayerStore(tmp_path, offer.model_hash).complete
+    assert sum(hashed) == len(offer.manifest)
+
+
+def test_a_piece_that_is_not_the_manifests_is_taken_again_from_its_beginning(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_files, "PIECE_BYTES", 10_000)
+    offer = offer_of(model, (2,))
+    (file,) = offer.files
+    store = LayerStore(tmp_path, offer.model_hash)
+    store.take("manifest.json", 0, len(offer.manifest), offer.manifest)
+    store.take(file.name, 0, file.size, read(file, 0, 10_000))
+    assert store.take(file.name, 10_000, file.size, bytes(4_000)) == 14_000
+    with pytest.raises(ZrtError, match="from 10000 to 20000 are not those of the manifest"):
+        store.take(file.name, 14_000, file.size, read(file, 14_000, 6_000))
+    held = store.take(file.name, 0, file.size, b"")
+    assert held == 10_000
+    while held < file.size:
+        held = store.take(file.name, held, file.size, read(file, held, 10_000))
+    assert store.files()[0].read_bytes() == read(file, 0)
+
+
+async def test_a_master_holds_nothing_of_what_it_pushes(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    hollow_model(folder)
+    async with worker_at(tmp_path / "cache") as peer:
+        words = [str(folder), peer.worker.endpoint, str(peer.worker.incarnation)]
+        master = await asyncio.create_subprocess_exec(
+            sys.executable, str(Path(__file__).with_name("pushing.py")), *words, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await asyncio.wait_for(master.communicate(), 60)
+    said = json.loads(out)
+    buffers = UNACKNOWLEDGED * layer_files.CHUNK_BYTES
+    assert said["pushed"] > 6 * buffers
+    assert said["grew"] < 2 * buffers
+
+
+def hollow_model(folder: Path) -> None:
+    """A llama whose weights are zeros, which take no room on disk: two layers besides the ends, of 100 MB each."""
+    config = {
+        "model_type": "llama",
+        "vocab_size": 8,
+        "hidden_size": 1024,
+        "intermediate_size": 7168,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    }
+    text = json.dumps(config)
+    (folder / "config.json").write_text(text)
+    spec = spec_from_config(config)
+    shapes = {block_name(layer, part): shape for layer in range(4) for part, shape in block_shapes(spec).items()}
+    shapes |= {"model.embed_tokens.weight": (8, 1024), "model.norm.weight": (1024,)}
+    table, end = {}, 0
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        table[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    head = json.dumps(table).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + end)
 
 
 def test_bytes_that_are_not_the_offers_are_refused(model: Path, tmp_path: Path) -> None:
