@@ -30,6 +30,7 @@ from zrt.runtime.messages.lending import WorkerLoad
 from zrt.runtime.models import resolve
 
 LEAST_HOPS = 512
+WARM_UP = 32
 BEAT_S = 10.0
 HIDDEN, WIDE, HEADS, VOCABULARY = 2048, 8192, 16, 256
 LAYER_BYTES = 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * WIDE + 2 * HIDDEN)
@@ -54,11 +55,11 @@ async def told(client: Client, hops: int) -> tuple[WorkerLoad, dict[str, ActorIn
 async def hop(endpoint: str, rounds: int, tokens: int) -> dict[str, Any]:
     seen: list[WorkerLoad] = []
     async with Client(endpoint) as client:
-        for _ in range(rounds + 1):  # the first warms up
+        for count in (WARM_UP, *[tokens] * rounds):
             hops = (await told(client, 0))[0].hops
-            async for _ in client.generate(token_ids=[1, 2, 3], max_tokens=tokens, temperature=0.0, ignore_eos=True):
+            async for _ in client.generate(token_ids=[1, 2, 3], max_tokens=count, temperature=0.0, ignore_eos=True):
                 pass
-            seen.append((await told(client, hops + tokens))[0])
+            seen.append((await told(client, hops + count))[0])
     measured = seen[1:]
     overheads = [worker.overhead_us for worker in measured]
     return {
