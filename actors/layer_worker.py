@@ -60,6 +60,7 @@ from zrt.runtime.messages.layers import (
     WorkerInfo,
     WorkerReady,
     layer_index,
+    layer_name,
 )
 from zrt.runtime.tensors import DTYPES, RAW, as_dtype, rows_from_raw, rows_to_raw
 from zrt.runtime.wire import decode_layers, encode_layers
@@ -118,6 +119,8 @@ class LayerWorker(Member):
         self.state = "stopped"
         await super().stop()
         self._lane.close()
+        if self._store is not None:
+            self._store.close()
 
     def _free(self) -> None:
         """It may serve the next cluster at that endpoint, unless it was started for this one alone."""
@@ -229,15 +232,24 @@ class LayerWorker(Member):
             raise ZrtError("bad_request", "layers: expected some, in ascending order")
         if prepared.random and message.model_hash:
             raise ZrtError("bad_request", "random weights are drawn from the config: they have no hash")
-        store = None if prepared.random else LayerStore(self._cache, message.model_hash)
         self._unnamed.clear()
-        self._store, self._layers = store, layers
+        self._store, self._layers = self._store_of(None if prepared.random else message.model_hash), layers
         if self._held is not None and self._held_as == (prepared, layers, message.model_hash):
             self._held.close_all()  # it has them: of an earlier master, or of this one before it lost another worker
             return LayerAssignmentAck(False)
         self._held, self._held_as = None, None
         self.state = "loading"
-        return LayerAssignmentAck(store is not None and not store.complete)
+        return LayerAssignmentAck(self._store is not None and not self._store.complete)
+
+    def _store_of(self, model_hash: str | None) -> LayerStore | None:
+        """The one there is where it is of this hash: it knows what it has checked."""
+        store = self._store
+        if store is not None and store.model_hash == model_hash:
+            return store
+        new = None if model_hash is None else LayerStore(self._cache, model_hash)
+        if store is not None:
+            store.close()
+        return new
 
     def _take(self, message: ModelDataChunk) -> LayerTraffic:
         if self._store is None:
@@ -277,11 +289,15 @@ class LayerWorker(Member):
         self, raw: RawTensor, entries: list[tuple[str, int, int]], steps: list[Step], peer: bytes, clock: "_Clock"
     ) -> LayerTraffic:
         held = self._loaded()
-        layers = [_index(name) for name, _, _ in entries]
-        if layers != [block for _, _, block in entries]:
-            raise ZrtError("bad_request", "block_idx: expected the number in each layer's name")
-        if len({index for _, index, _ in entries}) != 1:
-            raise ZrtError("bad_request", "index_pos: expected the same one in each of one or more entries")
+        if not entries:
+            raise ZrtError("bad_request", "batch: expected one or more entries")
+        layers, position = [block for _, _, block in entries], entries[0][1]
+        for name, index, block in entries:
+            if name != layer_name(block):
+                _index(name)
+                raise ZrtError("bad_request", "block_idx: expected the number in each layer's name")
+            if index != position:
+                raise ZrtError("bad_request", "index_pos: expected the same one in each entry")
         shape = raw.shape
         if RAW_DTYPES[raw.dtype] not in _FLOATS or len(shape) != 3 or shape[0] != 1 or shape[2] != held.hidden:
             text = f"x: expected floats [1, n, {held.hidden}], got {RAW_DTYPES[raw.dtype]} {shape}"
@@ -291,12 +307,11 @@ class LayerWorker(Member):
         rows = as_dtype(rows_from_raw(raw), DTYPES[held.dtype])
         chain = held.chain(layers)
         if steps:
-            if steps[0].seq_pos != entries[0][1]:
+            if steps[0].seq_pos != position:
                 raise ZrtError("bad_request", "index_pos: expected that of the first step")
             parts = [rows] if len(steps) == 1 else torch.split(rows, [step.n for step in steps])
             works = [Work(step.session, step.seq_pos, step.n, part) for step, part in zip(steps, parts, strict=True)]
         else:
-            position = entries[0][1]
             works = [Work(("peer", peer), position, len(rows), rows, opens=0 if position else len(rows))]
             self._unnamed[peer] = time.monotonic()
         clock.started = time.perf_counter_ns()
