@@ -46,7 +46,7 @@ KEYS: Final = (
     Binding("slash", "filter", "filter"),
     Binding("s", "sort", "sort"),
     Binding("t", "chat", "chat"),
-    Binding("space", "pause", "hold"),
+    Binding("space", "pause", "hold", show=False),
     Binding("y", "copy", "copy", show=False),
     Binding("x", "export_svg", "export", show=False),
     Binding("X", "export_json", "export JSON", show=False),

@@ -92,7 +92,7 @@ DRAINS: Final = Table[DrainInfo](
         Column("moved", -5, lambda one: str(one.moved)),
         Column("finished", -8, lambda one: str(one.finished)),
         Column("parked", -6, lambda one: str(one.parked)),
-        Column("time", 16, lambda one: f"{one.spent_ms / 1e3:.1f} of {one.timeout_ms / 1e3:g} s"),
+        Column("time", 14, lambda one: f"{one.spent_ms / 1e3:.1f} of {one.timeout_ms / 1e3:g} s"),
         Column("asked by", 30, lambda one: one.asker),
     ),
     key=lambda one: one.name,
