@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 RESULTS := $(CURDIR)/chaos.jsonl
+WORKERS := 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: demo test gpu-test lint chaos bench dev clean
@@ -11,9 +12,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 demo: .venv/demo
 	$(BIN)/zrt up conf/local.toml --prompt "What is the capital of France?"
 
-## the whole suite, then lint, format and types
+## the whole suite, WORKERS files of it at once, then lint, format and types
 test: .venv/test dev
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not chaos"
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory lint
 
 ## what needs a CUDA device, with whatever Python there has torch for it

@@ -7,7 +7,7 @@ Sends to the coordinator: Register, Beat, StateChanged, LoadProgress, Opened, Sa
 to its TP ranks: the requests of messages/ranks.py; to its layer workers: those of messages/layers.py.
 
 With `tp` in its assignment it leads that many ranks (rank_group.py), and all of them run each turn.
-With `lend` it is the master of layer workers (lent_layers.py), which run some of its blocks.
+With `lend`, or `helped`, it is the master of layer workers (lending.py), which run some of its blocks.
 
 The loop keeps the sessions (routed_sessions.py, bare_sessions.py) and the queue of steps (turn_loop.py); tensors, KV and weights belong
 to the lane (compute/engine.py).
@@ -23,7 +23,7 @@ from typing import TypeAlias
 from zrt.actors.backend import Backend, LocalBackend
 from zrt.actors.bare_sessions import BareSessions, BareStep
 from zrt.actors.group_record import GroupRecord
-from zrt.actors.lent_layers import LentLayers
+from zrt.actors.lending import Lending
 from zrt.actors.rank_group import RankGroup
 from zrt.actors.routed_sessions import RoutedSessions
 from zrt.actors.turn_loop import Turn, TurnLoop
@@ -34,7 +34,6 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.member import Member
 from zrt.runtime.messages.control import (
     ActorState,
-    Address,
     Assign,
     Assignment,
     Control,
@@ -48,6 +47,7 @@ from zrt.runtime.messages.control import (
     Workers,
 )
 from zrt.runtime.messages.inference import WARMING_UP
+from zrt.runtime.messages.lending import LendLoad
 from zrt.runtime.models import resolve
 from zrt.runtime.process import leave
 from zrt.runtime.turns import Waiting
@@ -59,7 +59,6 @@ Progress: TypeAlias = Callable[[int, int], None]
 STUCK_STATUS = 75  # the exit of a leader whose lane does not come back from a broken group
 REBUILDS = 5  # how often a group of ranks is begun before its stage is failed
 REBUILD_PAUSE_S = 0.5
-WORKERS_S = 600.0  # how long the layer workers of a stage may take to join, or to come back
 PROGRESS_S = 0.1  # load progress is reported at most this often
 COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace)
 
@@ -86,18 +85,17 @@ class BlockServer(Member):
         self.threads = threads
         self.assignment: Assignment | None = None
         self._fault: Fault | None = None
+        self._loaded = self._captured = 0, 0
         self._group: RankGroup | None = None
         self._record: GroupRecord | None = None
-        self._lent: LentLayers | None = None
-        self._workers: dict[str, Address] = {}
-        self._workers_changed = asyncio.Event()
         self.turns = TurnLoop(f"{name}-{device}", threads, work=self._work, deliver=self._deliver)
+        self._lending = Lending(self, self.turns.lane, device, self._on_group_lost, self._report_progress)
         self.bare = BareSessions(self, self.turns, self._ready, drains=lambda: self.state in ("draining", "drained"))
         self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room)
         self.obey(Assign, self._on_assign)
         self.obey(SetState, self._on_set_state)
         self.obey(Workers, self._on_workers)
-        self.on_peer_death(self._on_peer_death)
+        self.on_peer_death(self._lending.peer_died)
         self.handle_bare(self.bare.on_request)
         self.on_registered(self._on_registered)
 
@@ -128,6 +126,7 @@ class BlockServer(Member):
         load.sessions = len(self.routed) + len(self.bare)
         load.stale = self.counters.stale
         load.group = self._record.load() if self._record is not None else None
+        load.lend = self._lent()
         return load
 
     def _on_registered(self, again: bool) -> None:
@@ -157,6 +156,8 @@ class BlockServer(Member):
         return Done()
 
     def _begin(self, assignment: Assignment) -> None:
+        blocks = f"{assignment.first}-{assignment.last}"
+        log.info("%s: loads blocks %s of %s", self.name, blocks, assignment.model)
         self.turns.take_backend(None, assignment.chunk)
         self._set_state("loading")
         self.spawn(self._load(assignment), "load")
@@ -164,20 +165,25 @@ class BlockServer(Member):
     async def _load(self, assignment: Assignment) -> None:
         loop = asyncio.get_running_loop()
         reported = 0.0
+        self._loaded = self._captured = 0, 0
 
         def progress(done: int, total: int) -> None:
             nonlocal reported
             now = time.monotonic()
+            self._loaded = done, total
             if done == total or now - reported >= PROGRESS_S:
                 reported = now
-                loop.call_soon_threadsafe(self._report, LoadProgress(assignment.serial, done, total))
+                loop.call_soon_threadsafe(self._report_progress)
 
         def cancelled() -> bool:
             return self.assignment is not assignment or self.ended.is_set()
 
         try:
             await self._leave_group()
-            load = self._load_lent if assignment.lend else self._load_here if assignment.tp == 1 else self._load_group
+            lends = bool(assignment.lend) or assignment.helped
+            if not lends:
+                self._lending.forget()
+            load = self._load_lent if lends else self._load_here if assignment.tp == 1 else self._load_group
             backend = await load(assignment, progress, cancelled)
         except Exception as error:  # whatever it is, it is this assignment's end, and the coordinator's to know
             known = isinstance(error, ZrtError)
@@ -189,14 +195,28 @@ class BlockServer(Member):
             return
         if self.assignment is assignment:
             self.turns.take_backend(backend, assignment.chunk)
+            self._report_progress()
+            log.info("%s: is ready", self.name)
             self._set_state("ready")
 
     async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
         def load() -> Engine:
             folder = resolve(assignment.model, weights=assignment.weights == "files")
-            return Engine.load(folder, assignment, device=self.device, progress=progress, cancelled=cancelled)
+            return Engine.load(
+                folder,
+                assignment,
+                device=self.device,
+                progress=progress,
+                captured=self._on_captured,
+                cancelled=cancelled,
+            )
 
         return LocalBackend(self.turns.lane, await self.turns.lane.run(load))
+
+    def _on_captured(self, done: int, total: int) -> None:
+        """From the lane."""
+        self._captured = done, total
+        self._loop.call_soon_threadsafe(self._report_progress)
 
     # ---- tensor parallel ----------------------------------------------------------------------------------------
 
@@ -220,20 +240,18 @@ class BlockServer(Member):
             )
             try:
                 await group.form()
-                await group.load(folder, assignment, progress, cancelled)
+                await group.load(folder, assignment, progress, self._on_captured, cancelled)
                 return group
             except ZrtError as error:
                 if group.broken is None or cancelled() or attempt == REBUILDS - 1:
                     raise
-                log.warning("%s: the group of ranks is built again: %s", self.name, error)
+                log.warning("%s: the group of ranks is built again: %s", self.name, str(error))
                 await self._leave_group()
                 record.rebuilds += 1
         raise AssertionError("the last attempt returns or raises")
 
     async def _leave_group(self) -> None:
-        if self._lent is not None:
-            self._lent.end()
-            self._lent = None
+        await self._lending.end()
         group, self._group = self._group, None
         if group is not None:
             await group.end()
@@ -241,57 +259,32 @@ class BlockServer(Member):
     # ---- layer workers ------------------------------------------------------------------------------------------
 
     async def _load_lent(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
-        """As master of layer workers. What breaks off since one of them is lost is begun again with the next, a few times."""
         folder = await self.turns.lane.run(resolve, assignment.model, weights=assignment.weights == "files")
-        names = {lend.worker for lend in assignment.lend}
-        for attempt in range(REBUILDS):
-            if attempt:
-                await asyncio.sleep(REBUILD_PAUSE_S * attempt)
-            workers = await self._joined_workers(names)
-            lent = self._lent = LentLayers(self, self.turns.lane, self._on_group_lost)
-            try:
-                await lent.load(folder, assignment, workers, self.device, progress, cancelled)
-                if lent.broken is None:
-                    return lent
-                raise lent.broken
-            except ZrtError as error:
-                if error.kind != "worker_failed" or cancelled() or attempt == REBUILDS - 1:
-                    raise
-                log.warning("%s: layers are lent again: %s", self.name, error)
-                await self._leave_group()
-        raise AssertionError("the last attempt returns or raises")
-
-    async def _joined_workers(self, names: set[str]) -> dict[str, Address]:
-        """Those of these names, once all are there. ZrtError worker_failed."""
-        try:
-            async with asyncio.timeout(WORKERS_S):
-                while not names <= self._workers.keys():
-                    self._workers_changed.clear()
-                    await self._workers_changed.wait()
-        except TimeoutError:
-            missing = ", ".join(sorted(names - self._workers.keys()))
-            raise ZrtError("worker_failed", f"no layer worker {missing} for {WORKERS_S:.0f} s", self.name) from None
-        return {name: self._workers[name] for name in names}
+        return await self._lending.load(folder, assignment, progress, cancelled)
 
     def _on_workers(self, envelope: Envelope) -> Control:
         assert isinstance(envelope.body, Workers)
-        self._workers = {address.name: address for address in envelope.body.workers}
-        self._workers_changed.set()
-        if self._lent is not None:
-            self._lent.workers_are(self._workers)
+        self._lending.workers_are(envelope.body)
+        given, fault = self.assignment, self._fault
+        if (
+            given is not None
+            and fault is not None
+            and fault.kind == "worker_failed"
+            and self._lending.lacks_nobody(given)
+        ):
+            self._begin(given)
         return Done()
-
-    def _on_peer_death(self, address: Address) -> None:
-        if self._workers.get(address.name) == address:
-            del self._workers[address.name]
-            if self._lent is not None:
-                self._lent.worker_lost(address)
 
     def _on_group_lost(self, error: ZrtError) -> None:
         """All KV of this stage is gone with the ranks or workers that serve: sessions are opened and replayed once there are new ones."""
         assignment = self.assignment
         backend = self.turns.backend
-        if assignment is None or backend is None or backend not in (self._group, self._lent) or self.ended.is_set():
+        if (
+            assignment is None
+            or backend is None
+            or backend not in (self._group, self._lending.lent)
+            or self.ended.is_set()
+        ):
             return  # it was being built: whoever builds it knows
         if self._record is not None:
             self._record.rebuilds += 1
@@ -301,6 +294,14 @@ class BlockServer(Member):
     def _on_stuck(self) -> None:
         """The lane waits in an operation that nothing ends: only a new process helps. Our ranks end with us."""
         leave(STUCK_STATUS)
+
+    def _report_progress(self) -> None:
+        if self.assignment is not None:
+            self._report(LoadProgress(self.assignment.serial, *self._loaded, self._lent(), *self._captured))
+
+    def _lent(self) -> LendLoad | None:
+        given = self.assignment
+        return self._lending.stats() if given is not None and (given.lend or given.helped) else None
 
     def _set_state(self, state: ActorState, fault: Fault | None = None) -> None:
         self.state, self._fault = state, fault

@@ -30,6 +30,7 @@ from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.exposition import exposition
+from zrt.runtime.helping import Helping
 from zrt.runtime.journal import Journal
 from zrt.runtime.messages.client import (
     Cancel,
@@ -101,6 +102,7 @@ class Coordinator(Actor):
         self.spec = spec
         self.prompts = prompts
         self.roster = self._roster()
+        self._helping = Helping(conf)
         self.cluster = cluster or secrets.token_hex(8)
         self.happened = Journal()
         self.serials = count(
@@ -164,7 +166,7 @@ class Coordinator(Actor):
                 await asyncio.sleep(PORT_RETRY_S)
 
     async def stop(self) -> None:
-        self.generations.fail_all(ZrtError("coordinator_lost", "the cluster is going down", self.name))
+        self.generations.fail_all(ZrtError("coordinator_lost", "the coordinator was stopped", self.name))
         if self.metrics is not None:
             self.metrics.close()
         await super().stop()
@@ -178,7 +180,17 @@ class Coordinator(Actor):
             [(part.first, part.last) for part in stage_ranges(conf, spec)], [one.replicas for one in conf.stages]
         )
         return Roster(
-            [replace(seat, tp=conf.stages[seat.stage].tp, lend=lends(conf, seat.stage)) for seat in made],
+            [
+                replace(
+                    seat,
+                    tp=stage.tp,
+                    lend=lends(conf, seat.stage),
+                    helped=stage.backend == "layers",
+                    gpu_memory=stage.gpu_memory,
+                )
+                for seat in made
+                for stage in [conf.stages[seat.stage]]
+            ],
             needed=lambda first, last: block_server_bytes(conf, spec, first, last),
             pages=lambda seat: kv_pages(spec, seat.last - seat.first + 1, conf.model.dtype, conf.kv.bytes, seat.tp),
             spares=spare_names(conf),
@@ -199,7 +211,7 @@ class Coordinator(Actor):
             kv_bytes=conf.kv.bytes,
             context=self.prompts.context,
             sessions=conf.limits.sessions,
-            chunk=conf.limits.chunk,
+            chunk=conf.chunk,
             idle_s=conf.limits.idle_s,
         )
 
@@ -227,8 +239,9 @@ class Coordinator(Actor):
             self.generations.peer_lost(address)  # what it told us while its connection was broken is lost
         if message.kind == "layer_worker":
             self._link(address)  # nothing is said over it: it breaks when the process ends
-            self._workers_changed()
+            self._helping.came(address.name, message.serves)
         self._place()
+        self._workers_changed()
         return Registered(self.incarnation, BEAT_MS, self.cluster)
 
     def _place(self) -> None:
@@ -242,19 +255,25 @@ class Coordinator(Actor):
         self.generations.routes_changed()
         self._subscribers.changed()
 
-    def _workers_changed(self) -> None:
-        for entry in self.roster.of_kind("block_server"):
-            if entry.seat is not None and entry.seat.lend:
-                self._tell_process(entry.address, self._workers())
-
-    def _workers(self) -> Workers:
-        return Workers([entry.address for entry in self.roster.of_kind("layer_worker")])
+    def _workers_changed(self, *gone: Address) -> None:
+        """Tell the block servers that lend which workers they have now; `gone` are those whose process is not there any more."""
+        workers = {entry.address.name: entry.address for entry in self.roster.of_kind("layer_worker")}
+        servers = [
+            entry for entry in self.roster.of_kind("block_server") if entry.seat is not None and entry.seat.lends
+        ]
+        self._helping.share_out(
+            workers, {entry.address.name: entry.waits for entry in servers if entry.seat and entry.seat.helped}
+        )
+        for entry in servers:
+            assert entry.seat is not None
+            there, awaited = self._helping.of(entry.address.name, entry.seat, workers)
+            self._tell_process(entry.address, Workers([workers[name] for name in there], awaited, list(gone)))
 
     async def _assign(self, address: Address, assignment: Assignment) -> None:
         try:
             await self.ask(address, Assign(assignment), timeout=ASSIGN_DEADLINE_S)
-            if assignment.lend:
-                self.tell(address, self._workers())
+            if assignment.lend or assignment.helped:
+                self._workers_changed()
         except ZrtError as error:
             level = logging.INFO if error.kind == "stage_lost" else logging.WARNING  # that it died is told elsewhere
             log.log(level, "%s took no assignment: %s", address.name, error)
@@ -265,8 +284,9 @@ class Coordinator(Actor):
         sender = self._sender(envelope)
         before = self.roster.known(sender).load.group
         entry = self.roster.beat(sender, envelope.body, time.monotonic())
-        if before is not None and entry.load.group is not None and entry.load.group.rebuilds > before.rebuilds:
-            self.happened.add("rebuild", entry.address.name, "its group of ranks was formed anew")
+        group = entry.load.group
+        if before is not None and group is not None and group.rebuilds > before.rebuilds:
+            self.happened.add("rebuild", entry.address.name, f"its group of ranks is formed anew: {group.fault}")
         if entry.blank:
             self._place()  # it may have more room than it had
         return Done()
@@ -317,6 +337,8 @@ class Coordinator(Actor):
         else:
             why = f"{message.name} ended with status {message.exit} and is not started again"
             news = self.roster.lost(message.name, why)
+            self._helping.lost(message.name)
+            self._workers_changed()
         if news:
             self.happened.add("death", message.name, f"ended with status {message.exit}; it {again}")
         self._place()
@@ -333,9 +355,9 @@ class Coordinator(Actor):
         self.happened.add("death", name, f"process {entry.pid} on {entry.host} is gone")
         self.forget(entry.address)
         self.generations.peer_lost(entry.address)
-        if entry.kind == "layer_worker":
-            self._workers_changed()
         self._place()
+        if entry.kind == "layer_worker":
+            self._workers_changed(entry.address)
 
     def _watch(self) -> None:
         """Processes that stopped beating, less what this loop itself was late."""
@@ -416,6 +438,7 @@ class Coordinator(Actor):
             case Down():
                 self._tell_client(bare, Ok(id=request.id))
                 await self.drains.all_finished(request.timeout_ms / 1000)
+                self.generations.fail_all(ZrtError("cancelled", "the cluster was shut down"))
                 self._down()
 
     def _cancel(self, bare: Bare, request: Cancel) -> None:

@@ -277,7 +277,7 @@ class Generations:
             if session.state not in (State.WAITING, State.PARKED):
                 continue
             if lost is not None:
-                self._fail(generation, ZrtError("stage_lost", lost))
+                self._fail(generation, lost)
             elif self._roster.route(session.route) is None:
                 continue
             elif session.state is State.WAITING:

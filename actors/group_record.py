@@ -23,7 +23,7 @@ class GroupRecord:
         self.ranks[0].pid = pid
         self.rebuilds = 0
         self._fault = ""
-        self._state = "forming"
+        self.state = "forming"
         self._comm_id = ""
         self._formed = 0.0
         self._steps = self._fan_out_us = 0
@@ -32,7 +32,7 @@ class GroupRecord:
 
     def begin(self) -> None:
         """A group is formed anew."""
-        self._state, self._comm_id, self._formed = "forming", "", 0.0
+        self.state, self._comm_id, self._formed = "forming", "", 0.0
         for load in self.ranks:
             load.state = "starting"
 
@@ -42,13 +42,13 @@ class GroupRecord:
     def all_are(self, state: RankState) -> None:
         """What all ranks do from now on, and so the group."""
         if state in ("loading", "ready"):
-            self._state = state
+            self.state = state
         for load in self.ranks:
             load.state = state
 
     def ended(self, fault: ZrtError | None) -> None:
         """The group broke for this reason, or was ended (None). Its ranks are no more; the leader is."""
-        self._state = "ended" if fault is None else "broken"
+        self.state = "ended" if fault is None else "broken"
         if fault is not None:
             self._fault = str(fault)
         for load in self.ranks[1:]:
@@ -98,7 +98,7 @@ class GroupRecord:
         for at, step in self._recent:
             step.age_ms = int((now - at) * 1000)
         return GroupLoad(
-            state=self._state,
+            state=self.state,
             world=len(self.ranks),
             rebuilds=self.rebuilds,
             comm_age_s=round(now - self._formed, 1) if self._formed else 0.0,

@@ -13,20 +13,20 @@ UNACKNOWLEDGED: Final = 4
 
 
 async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], None]) -> None:
-    """Send what the worker does not hold yet; `report(bytes held, bytes in all)`. ZrtError: the worker's, worker_failed."""
+    """Send what the worker does not hold yet; `report(bytes held, bytes sent)` at first and as it gets on. ZrtError: the worker's, worker_failed."""
     size = len(offer.manifest)
     await worker.ask(ModelDataChunk(MANIFEST, 0, size, memoryview(offer.manifest)), ModelDataTaken, CHUNK_S)
-    total, done = sum(file.size for file in offer.files), 0
+    held_before, sent = 0, 0
     window = asyncio.Semaphore(UNACKNOWLEDGED)
 
     async def send(chunk: ModelDataChunk) -> None:
-        nonlocal done
+        nonlocal sent
         try:
             await worker.ask(chunk, ModelDataTaken, CHUNK_S)
         finally:
             window.release()
-        done += len(chunk.data)
-        report(done, total)
+        sent += len(chunk.data)
+        report(held_before + sent, sent)
 
     sends: list[asyncio.Task[None]] = []
     try:
@@ -34,7 +34,8 @@ async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], No
         for file in offer.files:
             probe = ModelDataChunk(file.name, 0, file.size, memoryview(b""))
             held_bytes.append((await worker.ask(probe, ModelDataTaken, CHUNK_S)).held)
-        done = sum(held_bytes)
+        held_before = sum(held_bytes)
+        report(held_before, 0)
         for file, held in zip(offer.files, held_bytes, strict=True):
             for offset in range(held, file.size, PIECE_BYTES):
                 await window.acquire()

@@ -9,6 +9,7 @@ KV is kept per session where a header names one, per peer otherwise: then until 
 import json
 import logging
 import platform
+import socket
 import time
 from collections.abc import Hashable
 from importlib.metadata import version
@@ -16,10 +17,14 @@ from pathlib import Path
 from typing import Final, get_args
 
 import torch
+from msgspec.structs import replace
 
-from zrt.runtime.actor import Bare, Envelope
+from zrt.runtime.actor import Bare, Envelope, Reply
+from zrt.runtime.capacity import BLOCK_SERVER_BYTES
+from zrt.runtime.compute.device_memory import device_memory
 from zrt.runtime.compute.engine import Work
 from zrt.runtime.compute.held_layers import HeldLayers, runs_of
+from zrt.runtime.compute.layer_time import layer_time
 from zrt.runtime.compute.spec import spec_from_config
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.weights import Checkpoint, RandomCheckpoint
@@ -28,7 +33,7 @@ from zrt.runtime.lane import Lane
 from zrt.runtime.layer_files import LayerStore, digest
 from zrt.runtime.member import Member
 from zrt.runtime.messages.control import Register
-from zrt.runtime.messages.header import Step
+from zrt.runtime.messages.header import HopTime, Step
 from zrt.runtime.messages.layers import (
     MAX_CHUNK,
     RAW_DTYPES,
@@ -56,7 +61,7 @@ from zrt.runtime.messages.layers import (
     WorkerReady,
     layer_index,
 )
-from zrt.runtime.tensors import DTYPES, RAW, from_raw, to_raw
+from zrt.runtime.tensors import DTYPES, RAW, as_dtype, rows_from_raw, rows_to_raw
 from zrt.runtime.wire import decode_layers, encode_layers
 
 log = logging.getLogger(__name__)
@@ -67,7 +72,8 @@ _FLOATS: Final = frozenset({"BF16", "F16", "F32"})
 
 
 class LayerWorker(Member):
-    """`cache` is where pushed layers are kept; `device` a torch device, `threads` what its products may use."""
+    """`cache` is where pushed layers are kept; `device` a torch device, `threads` what its products may use, `memory_bytes` the most it may
+    take in all, 0: what there is."""
 
     def __init__(
         self,
@@ -80,8 +86,10 @@ class LayerWorker(Member):
         listen: str,
         advertise: str | None = None,
         cluster: str = "",
+        memory_bytes: int = 0,
     ) -> None:
         super().__init__(name, "layer_worker", join=join, listen=listen, advertise=advertise, cluster=cluster)
+        self.memory_bytes = memory_bytes
         self._cache = cache
         self._given = cluster
         self._device = torch.device(device)
@@ -91,6 +99,9 @@ class LayerWorker(Member):
         self._layers: list[int] = []
         self._store: LayerStore | None = None
         self._held: HeldLayers | None = None
+        self._held_as: tuple[PrepareLayers, list[int], str] | None = None
+        self._measured: dict[tuple[str, str], int] = {}  # layer times, by config and dtype
+        self._serves = ""
         self._unnamed: dict[Hashable, float] = {}  # sessions of peers that name none, by when they last ran
         for kind in get_args(LayerTraffic):
             self.handle(kind, self._on_message)
@@ -115,11 +126,19 @@ class LayerWorker(Member):
     def registration(self) -> Register:
         message = super().registration()
         message.device = str(self._device)
+        message.serves = self._serves
         return message
 
-    async def _on_message(self, envelope: Envelope) -> LayerTraffic:
+    async def _on_message(self, envelope: Envelope) -> LayerTraffic | Reply:
         assert isinstance(envelope.body, get_args(LayerTraffic))
-        return await self._serve(envelope.body, envelope.header.steps, envelope.peer)
+        message, steps = envelope.body, envelope.header.steps
+        if isinstance(message, PrepareLayers):
+            self._serves = envelope.header.sender
+        if not steps or not isinstance(message, SingleOp | Batch):
+            return await self._serve(message, steps, envelope.peer)
+        clock = _Clock()
+        answer = await self._serve(message, steps, envelope.peer, clock)
+        return Reply(answer, [replace(steps[0], times=[clock.hop()])])
 
     def _on_bare(self, bare: Bare) -> None:
         self.spawn(self._answer_bare(bare), "a bare message")
@@ -134,12 +153,14 @@ class LayerWorker(Member):
             answer = await self._serve(message, [], bare.peer)
         self.reply_bare(bare, encode_layers(answer))
 
-    async def _serve(self, message: LayerTraffic, steps: list[Step], peer: bytes) -> LayerTraffic:
+    async def _serve(
+        self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_Clock | None" = None
+    ) -> LayerTraffic:
         """Never raises: what goes wrong is a WorkerError like any answer."""
         if isinstance(message, Hello):
             return self._info()
         try:
-            return await self._lane.run(self._work, message, steps, peer)
+            return await self._lane.run(self._work, message, steps, peer, clock or _Clock())
         except ZrtError as error:
             return _error(error)
         except Exception as error:
@@ -148,12 +169,13 @@ class LayerWorker(Member):
 
     # ---- the lane's ---------------------------------------------------------------------------------------------
 
-    def _work(self, message: LayerTraffic, steps: list[Step], peer: bytes) -> LayerTraffic:
+    def _work(self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_Clock") -> LayerTraffic:
         match message:
             case SingleOp():
-                return self._run(message.x, [(message.layer_name, message.index_pos, message.block_idx)], steps, peer)
+                entries = [(message.layer_name, message.index_pos, message.block_idx)]
+                return self._run(message.x, entries, steps, peer, clock)
             case Batch():
-                return self._run(message.x, message.batch, steps, peer)
+                return self._run(message.x, message.batch, steps, peer, clock)
             case Goodbye():
                 self._forget(peer)
                 return self._info()
@@ -182,9 +204,21 @@ class LayerWorker(Member):
     def _prepare(self, message: PrepareLayers) -> LayerTraffic:
         if message.dtype not in DTYPES or message.dtype == "uint32":
             raise ZrtError("bad_request", f"dtype {message.dtype!r} is none of a model's")
-        spec_from_config(_config(message.config_json))
+        spec = spec_from_config(_config(message.config_json))
+        device = str(self._device)
+        free, total = device_memory(device)
+        model = digest(message.config_json.encode()), message.dtype
+        if model not in self._measured:
+            self._measured[model] = layer_time(spec, DTYPES[message.dtype], device)
         self._prepared = message
-        return LayersPrepared()
+        return LayersPrepared(
+            free + (self._held.nbytes if self._held is not None else 0),
+            total,
+            max(1, self.memory_bytes - BLOCK_SERVER_BYTES) if self.memory_bytes else 0,
+            self._measured[model],
+            device,
+            socket.gethostname(),
+        )
 
     def _assign(self, message: LayerAssignment) -> LayerTraffic:
         prepared = self._prepared
@@ -195,11 +229,15 @@ class LayerWorker(Member):
             raise ZrtError("bad_request", "layers: expected some, in ascending order")
         if prepared.random and message.model_hash:
             raise ZrtError("bad_request", "random weights are drawn from the config: they have no hash")
-        self._held = None
+        store = None if prepared.random else LayerStore(self._cache, message.model_hash)
         self._unnamed.clear()
-        self._store = None if prepared.random else LayerStore(self._cache, message.model_hash)
-        self._layers = layers
-        return LayerAssignmentAck(self._store is not None and not self._store.complete)
+        self._store, self._layers = store, layers
+        if self._held is not None and self._held_as == (prepared, layers, message.model_hash):
+            self._held.close_all()  # it has them: of an earlier master, or of this one before it lost another worker
+            return LayerAssignmentAck(False)
+        self._held, self._held_as = None, None
+        self.state = "loading"
+        return LayerAssignmentAck(store is not None and not store.complete)
 
     def _take(self, message: ModelDataChunk) -> LayerTraffic:
         if self._store is None:
@@ -212,6 +250,8 @@ class LayerWorker(Member):
         prepared = self._prepared
         if prepared is None or not self._layers:
             raise ZrtError("bad_request", "ModelDataDone: no assignment waits for data")
+        if self._held is not None:
+            return WorkerReady()
         spec = spec_from_config(_config(prepared.config_json))
         source: Checkpoint | RandomCheckpoint = RandomCheckpoint(spec)
         if self._store is not None:
@@ -228,9 +268,14 @@ class LayerWorker(Member):
             sessions=prepared.sessions,
             device=str(self._device),
         )
+        self._held_as = prepared, self._layers, self._store.model_hash if self._store is not None else ""
+        self.state = "ready"
+        log.info("%s: holds layers %s", self.name, ", ".join(map(str, self._layers)))
         return WorkerReady()
 
-    def _run(self, raw: RawTensor, entries: list[tuple[str, int, int]], steps: list[Step], peer: bytes) -> LayerTraffic:
+    def _run(
+        self, raw: RawTensor, entries: list[tuple[str, int, int]], steps: list[Step], peer: bytes, clock: "_Clock"
+    ) -> LayerTraffic:
         held = self._loaded()
         layers = [_index(name) for name, _, _ in entries]
         if layers != [block for _, _, block in entries]:
@@ -243,23 +288,25 @@ class LayerWorker(Member):
             raise ZrtError("bad_request", text)
         if not shape[1]:
             raise ZrtError("bad_request", "x: expected at least one row")
-        rows = from_raw(raw)[0].to(DTYPES[held.dtype])
+        rows = as_dtype(rows_from_raw(raw), DTYPES[held.dtype])
         chain = held.chain(layers)
         if steps:
             if steps[0].seq_pos != entries[0][1]:
                 raise ZrtError("bad_request", "index_pos: expected that of the first step")
-            parts = torch.split(rows, [step.n for step in steps])
+            parts = [rows] if len(steps) == 1 else torch.split(rows, [step.n for step in steps])
             works = [Work(step.session, step.seq_pos, step.n, part) for step, part in zip(steps, parts, strict=True)]
         else:
             position = entries[0][1]
             works = [Work(("peer", peer), position, len(rows), rows, opens=0 if position else len(rows))]
             self._unnamed[peer] = time.monotonic()
+        clock.started = time.perf_counter_ns()
         ran = held.run(chain, works)
+        clock.ended = time.perf_counter_ns()
         if ran.output is None:
             if not steps:
                 raise next(fault for fault in ran.faults if fault is not None)
             return StepFaults(ran.have, [fault.kind if fault is not None else "" for fault in ran.faults])
-        answer = to_raw(ran.output.unsqueeze(0).to(RAW[raw.dtype]))
+        answer = rows_to_raw(as_dtype(ran.output, RAW[raw.dtype]))
         return Tensor(answer.data, answer.dtype, answer.shape)
 
     def _forget(self, peer: Hashable) -> None:
@@ -287,6 +334,18 @@ class LayerWorker(Member):
             self._device.index or 0,
             0,
         )
+
+
+class _Clock:
+    """When an operation came, and when the layers began and ended with it; nanoseconds."""
+
+    __slots__ = ("came", "ended", "started")
+
+    def __init__(self) -> None:
+        self.came = self.started = self.ended = time.perf_counter_ns()
+
+    def hop(self) -> HopTime:
+        return HopTime((self.started - self.came) // 1000, (self.ended - self.started) // 1000)
 
 
 def _error(error: ZrtError) -> WorkerError:

@@ -2,55 +2,51 @@
 
 Each run that is lent is one Batch with the hidden states of the turn, and one hop. A step that a run cannot take is left out of the runs behind
 it; the runs before it go back when the step comes again (the step rule). A worker that is gone, or says what it should not, ends the whole: its
-KV is lost, so the stage is loaded again, and the sessions are replayed.
+KV is lost, so the layers are given out anew (lending.py), and the sessions are replayed.
+
+Embedding, norm and head stay here. Where the blocks beside them are lent they are runs of their own, without blocks.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from zrt.actors.layer_push import push
+from zrt.actors.layer_setup import LentModel, set_up
 from zrt.actors.lent_run import LentRun, Numbers
-from zrt.actors.lent_worker import CHUNK_S, HELLO_S, LOAD_S, STEP_S, LentWorker
+from zrt.actors.lent_worker import STEP_S, LentWorker
 from zrt.runtime.actor import Actor
 from zrt.runtime.compute.engine import Engine, Outcome, TurnResult, Work
-from zrt.runtime.compute.held_layers import Blocks, runs_of
-from zrt.runtime.compute.inventory import Inventory
-from zrt.runtime.compute.layout import shard_bytes
-from zrt.runtime.compute.spec import ModelSpec, read_spec
-from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
+from zrt.runtime.compute.layout import block_bytes, ends_bytes
+from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
-from zrt.runtime.layer_files import LayerFile, Offer
-from zrt.runtime.messages.control import Address, Assignment
-from zrt.runtime.messages.layers import (
-    RAW_DTYPES,
-    CloseLayers,
-    Hello,
-    LayerAssignment,
-    LayerAssignmentAck,
-    LayersClosed,
-    LayersOpened,
-    LayersPrepared,
-    ModelDataDone,
-    OpenLayers,
-    PrepareLayers,
-    WorkerInfo,
-    WorkerReady,
-    layer_name,
-)
-from zrt.runtime.tensors import DTYPES, RAW
+from zrt.runtime.messages.control import Address, Assignment, Lend
+from zrt.runtime.messages.layers import CloseLayers, LayersClosed, LayersOpened, OpenLayers
+from zrt.runtime.tasks import together
+from zrt.runtime.tensors import DTYPES
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRun:
+    """A run of ours: blocks first..last (none: last is first - 1), with what of the model's ends is beside them."""
+
+    first: int
+    last: int
+    embedding: bool = False
+    head: bool = False
+
+    def nbytes(self, model: LentModel) -> int:
+        dtype = model.assignment.dtype
+        blocks = (self.last - self.first + 1) * block_bytes(model.spec, dtype)
+        return blocks + ends_bytes(model.spec, self.embedding, self.head, dtype)
 
 
 class Ends(Engine):
@@ -62,11 +58,15 @@ class Ends(Engine):
 
 
 class LentLayers:
-    """The backend; made by `load`. `lost(error)` is called once, when it breaks of itself: then another is needed."""
+    """The backend; made by `load`. `lost(error)` is called once, when it breaks of itself: then another is needed.
+
+    `own` are its engines, which the next one may go on with.
+    """
 
     def __init__(self, actor: Actor, lane: Lane, lost: Callable[[ZrtError], None]) -> None:
         self.engine: Engine
         self.broken: ZrtError | None = None
+        self.own: dict[OwnRun, Engine] = {}
         self._actor = actor
         self._lane = lane
         self._lost = lost
@@ -79,64 +79,41 @@ class LentLayers:
 
     async def load(
         self,
-        folder: Path,
-        assignment: Assignment,
-        workers: Mapping[str, Address],
+        model: LentModel,
+        runs: "Sequence[OwnRun | Lend]",
+        workers: Mapping[str, LentWorker],
         device: str,
+        kept: Mapping[OwnRun, Engine],
         progress: Progress,
         cancelled: Callable[[], bool],
     ) -> None:
-        """Give each worker its layers and load our own. ZrtError: as Engine.load; `worker_failed`."""
-        self._workers = {name: LentWorker(self._actor, address) for name, address in workers.items()}
-        spec = await self._lane.run(read_spec, folder)
-        source: Source = RandomCheckpoint(spec)
-        if assignment.weights == "files":
-            source, spec = (await self._lane.run(open_checkpoint, folder)).matched(spec)
-        runs = list(_cut(assignment))
-        own_bytes = sum(shard_bytes(spec, *run, assignment.dtype) for name, run in runs if not name)
-        parts = {"": (0, own_bytes)}
+        """Give each worker its layers and load our own, but for those that are `kept`.
 
-        def report(part: str, done: int, total: int) -> None:
-            parts[part] = (done, total)
-            progress(sum(done for done, _ in parts.values()), sum(total for _, total in parts.values()))
+        ZrtError: as Engine.load; a worker's own; `worker_failed`.
+        """
+        lent: dict[str, list[int]] = {}
+        for run in runs:
+            if isinstance(run, Lend):
+                lent.setdefault(run.worker, []).extend(range(run.first, run.last + 1))
+        self._workers = {name: workers[name] for name in lent}
+        total = sum(run.nbytes(model) for run in runs if isinstance(run, OwnRun))
+        done = 0
 
-        lent: dict[str, list[int]] = {name: [] for name, _ in runs if name}
-        for name, run in runs:
-            if name:
-                lent[name] += range(run[0], run[1] + 1)
-        await asyncio.gather(
-            *(
-                self._set_up(self._workers[name], layers, folder, spec, source, assignment, report)
-                for name, layers in lent.items()
-            )
-        )
-        loaded = 0
-        for name, run in runs:
-            if name:
-                self._runs.append(LentRun(self._workers[name], run, self._numbers))
+        def tick(now: int, _: int = 0) -> None:
+            progress(done + now, total)
+
+        await together(*(set_up(self._workers[name], model, layers, lambda: tick(0)) for name, layers in lent.items()))
+        for run in runs:
+            if isinstance(run, Lend):
+                self._runs.append(LentRun(self._workers[run.worker], (run.first, run.last), self._numbers))
                 continue
-            before = loaded
-
-            def tick(done: int, _: int, before: int = before) -> None:
-                report("", before + done, own_bytes)
-
-            def read(run: Blocks = run, tick: Progress = tick) -> Engine:
-                return Engine.read(
-                    spec,
-                    source,
-                    run,
-                    dtype=DTYPES[assignment.dtype],
-                    kv_bytes=_share(assignment, run),
-                    context=assignment.context,
-                    sessions=assignment.sessions,
-                    device=device,
-                    progress=tick,
-                    cancelled=cancelled,
-                )
-
-            self._runs.append(await self._lane.run(read))
-            loaded += shard_bytes(spec, *run, assignment.dtype)
-        own = [run for run in self._runs if isinstance(run, Engine)]
+            engine = kept.get(run)
+            if engine is None:
+                engine = await self._lane.run(_read, model, run, device, tick, cancelled)
+            self.own[run] = engine
+            self._runs.append(engine)
+            done += run.nbytes(model)
+        own = list(self.own.values())
         self.engine = Ends(own[0], own[-1])
 
     def worker_lost(self, address: Address) -> None:
@@ -144,89 +121,53 @@ class LentLayers:
         if any(worker.address == address for worker in self._workers.values()):
             self._fail(ZrtError("worker_failed", f"the layer worker {address.name} is gone", address.name))
 
-    def workers_are(self, workers: Mapping[str, Address]) -> None:
-        """Those the coordinator knows now."""
-        for name, worker in self._workers.items():
-            if workers.get(name) != worker.address:
-                self.worker_lost(worker.address)
-
     def end(self) -> None:
         """No more turns; nobody is told."""
         if self.broken is None:
             self.broken = ZrtError("cancelled", "these layers are not lent any more", self._actor.name)
-        for worker in self._workers.values():
-            self._actor.forget(worker.address)
+        self._forget()
 
     def _fail(self, error: ZrtError) -> None:
         if self.broken is not None:
             return
         self.broken = error
         log.warning("%s: %s", self._actor.name, error)
-        for worker in self._workers.values():
-            self._actor.forget(worker.address)  # whoever waits for an answer need not wait until the deadline
+        self._forget()
         self._lost(error)
 
-    # ---- set-up -----------------------------------------------------------------------------------------------------
+    def _forget(self) -> None:
+        """Whoever waits for a worker's answer need not wait until the deadline."""
+        for worker in self._workers.values():
+            self._actor.forget(worker.address)
 
-    async def _set_up(
-        self,
-        worker: LentWorker,
-        layers: list[int],
-        folder: Path,
-        spec: ModelSpec,
-        source: Source,
-        assignment: Assignment,
-        report: Callable[[str, int, int], None],
-    ) -> None:
-        started = time.perf_counter()
-        info = await worker.ask(Hello(), WorkerInfo, HELLO_S)
-        info.latency = int((time.perf_counter() - started) * 1000)
-        if info.version != version("zrt"):
-            text = f"{worker.name} runs zrt {info.version}, this process {version('zrt')}"
-            raise ZrtError("worker_failed", text, worker.name)
-        config = (folder / "config.json").read_text()
-        kv_bytes = sum(_share(assignment, run) for run in runs_of(layers))
-        prepare = PrepareLayers(
-            config, assignment.dtype, kv_bytes, assignment.context, assignment.sessions, assignment.weights == "random"
-        )
-        await worker.ask(prepare, LayersPrepared, CHUNK_S)
-        offer = None
-        if isinstance(source, Inventory):
-            files = [LayerFile.of(source, spec, layer) for layer in layers]
-            offer = await asyncio.to_thread(Offer, files, config)
-        names = [layer_name(layer) for layer in layers]
-        model_hash = offer.model_hash if offer is not None else ""
-        ack = await worker.ask(LayerAssignment(names, model_hash), LayerAssignmentAck, CHUNK_S)
-        if ack.needs_data and offer is not None:
-            await push(worker, offer, partial(report, worker.name))
-        await worker.ask(ModelDataDone(), WorkerReady, LOAD_S)
-        info = await worker.ask(Hello(), WorkerInfo, HELLO_S)
-        wanted = RAW_DTYPES[RAW.index(DTYPES[assignment.dtype])]
-        if info.dtype != wanted:
-            raise ZrtError("worker_failed", f"{worker.name} computes in {info.dtype}, not {wanted}", worker.name)
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise self.broken
 
     # ---- work -------------------------------------------------------------------------------------------------------
 
     async def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
         """As Engine.open: what all runs hold."""
         async with self._turns:
-            self._check()
             have = []
-            for run in self._runs:
-                if isinstance(run, Engine):
-                    have.append(await self._lane.run(run.open, key, length, names, prompt))
+            for engine in self.own.values():
+                self._check()  # each time: what is broken meanwhile has had its engines emptied for the next
+                have.append(await self._lane.run(engine.open, key, length, names, prompt))
+            self._check()
             message = OpenLayers(self._numbers.of(key), length, prompt, list(names))
-            asked = (worker.ask(message, LayersOpened, STEP_S) for worker in self._workers.values())
-            have += [answer.have for answer in await asyncio.gather(*asked)]
-            return min(have)
+            try:
+                asked = (worker.ask(message, LayersOpened, STEP_S) for worker in self._workers.values())
+                return min(have + [answer.have for answer in await together(*asked)])
+            except ZrtError as error:
+                self._judge(error)
+                raise
 
     async def close(self, key: Hashable, names: Sequence[int] | None) -> None:
         """As Engine.close."""
         async with self._turns:
             number = self._numbers.pop(key)
-            for run in self._runs:
-                if isinstance(run, Engine):
-                    await self._lane.run(run.close, key, names)
+            for engine in self.own.values():
+                await self._lane.run(engine.close, key, names)
             if number is None or self.broken is not None:
                 return
             message = CloseLayers(number, None if names is None else list(names))
@@ -238,12 +179,12 @@ class LentLayers:
     async def turn(self, works: Sequence[Work], threads: int) -> TurnResult:
         """As Engine.turn. ZrtError worker_failed."""
         async with self._turns:
-            self._check()
             outcomes: list[Outcome | None] = [None] * len(works)
             going = list(range(len(works)))
             part = list(works)
             output = None
             for run in self._runs:
+                self._check()
                 if run is not self._runs[-1]:  # what is picked is picked at the end
                     part = [replace(work, sampler=None, logits=False) for work in part]
                 if isinstance(run, Engine):
@@ -265,29 +206,66 @@ class LentLayers:
             return TurnResult([outcome for outcome in outcomes if outcome is not None], output)
 
     async def _hop(self, run: LentRun, works: Sequence[Work]) -> TurnResult:
+        started = time.perf_counter()
         try:
-            return await run.turn(works)
+            result = await run.turn(works)
         except ZrtError as error:
-            self._fail(error)
+            self._judge(error)
             raise
+        run.worker.hopped(time.perf_counter() - started)
+        return result
 
-    def _check(self) -> None:
-        if self.broken is not None:
-            raise self.broken
+    def _judge(self, error: ZrtError) -> None:
+        """What a worker may say goes to the session alone; else it has failed."""
+        if error.kind == "worker_failed":
+            self._fail(error)
 
 
-def _cut(assignment: Assignment) -> Iterator[tuple[str, Blocks]]:
-    """The runs of a stage in order, each with the worker that holds it, empty for our own."""
-    at = assignment.first
-    for lend in sorted(assignment.lend, key=lambda lend: lend.first):
+def cut(assignment: Assignment, lends: Sequence[Lend]) -> list[OwnRun | Lend]:
+    """The runs of a stage in order. At least one is our own, if only without blocks: whatever comes in is checked there."""
+    first, last, end = assignment.first, assignment.last, assignment.num_blocks - 1
+    ordered = sorted(lends, key=lambda lend: lend.first)
+    runs: list[OwnRun | Lend] = []
+    at = first
+    for lend in ordered:
         if at < lend.first:
-            yield "", (at, lend.first - 1)
-        yield lend.worker, (lend.first, lend.last)
+            runs.append(OwnRun(at, lend.first - 1, embedding=at == 0))
+        runs.append(lend)
         at = lend.last + 1
-    if at <= assignment.last:
-        yield "", (at, assignment.last)
+    if at <= last:
+        runs.append(OwnRun(at, last, embedding=at == 0, head=last == end))
+    elif last == end:
+        runs.append(OwnRun(end + 1, end, head=True))
+    if isinstance(runs[0], Lend) and (first == 0 or all(isinstance(run, Lend) for run in runs)):
+        runs.insert(0, OwnRun(first, first - 1, embedding=first == 0))
+    return runs
 
 
-def _share(assignment: Assignment, run: Blocks) -> int:
-    """A run's part of the stage's KV memory."""
-    return assignment.kv_bytes * (run[1] - run[0] + 1) // (assignment.last - assignment.first + 1)
+def _read(model: LentModel, run: OwnRun, device: str, progress: Progress, cancelled: Callable[[], bool]) -> Engine:
+    given, dtype = model.assignment, DTYPES[model.assignment.dtype]
+    if run.last < run.first:
+        pages = kv_pages(model.spec, given.last - given.first + 1, given.dtype, given.kv_bytes, 1)
+        return Engine.of_ends(
+            model.spec,
+            model.source,
+            run.first,
+            embedding=run.embedding,
+            head=run.head,
+            dtype=dtype,
+            pages=pages,
+            context=given.context,
+            sessions=given.sessions,
+        )
+    return Engine.read(
+        model.spec,
+        model.source,
+        (run.first, run.last),
+        dtype=dtype,
+        kv_bytes=model.kv_bytes(run.last - run.first + 1),
+        context=given.context,
+        sessions=given.sessions,
+        device=device,
+        ends=(run.embedding, run.head),
+        progress=progress,
+        cancelled=cancelled,
+    )

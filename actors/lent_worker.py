@@ -1,30 +1,72 @@
-"""A layer worker as its master sees it: who it is, and questions with one answer each."""
+"""A layer worker as its master sees it: who it is, what it has and does, and questions with one answer each."""
 
+import time
+from collections import deque
+from importlib.metadata import version
+from statistics import median
 from typing import Final, TypeVar
 
+from zrt.actors.hop_times import HopTimes
 from zrt.runtime.actor import Actor
 from zrt.runtime.errors import KINDS, ZrtError
 from zrt.runtime.messages.control import Address
-from zrt.runtime.messages.layers import LayerMessage, LayerTraffic, WorkerError
+from zrt.runtime.messages.layers import (
+    Hello,
+    LayerMessage,
+    LayersPrepared,
+    LayerTraffic,
+    PrepareLayers,
+    WorkerError,
+    WorkerInfo,
+)
+from zrt.runtime.messages.lending import WorkerLoad
 
 HELLO_S: Final = 5.0
 CHUNK_S: Final = 60.0
 LOAD_S: Final = 1800.0
 STEP_S: Final = 120.0
+RECENT: Final = 64
+"""Hops whose times are kept."""
 
 _Answer = TypeVar("_Answer", bound=LayerMessage)
 
 
 class LentWorker:
-    """One incarnation of a worker, asked by `actor`."""
+    """One incarnation of a worker, asked by `actor`. `load` is what is known of it, `has` what it said when it was looked at."""
 
     def __init__(self, actor: Actor, address: Address) -> None:
         self.actor = actor
         self.address = address
+        self.has = LayersPrepared()
+        self._load = WorkerLoad(address.name, "asked")
+        self._hops: deque[int] = deque(maxlen=RECENT)
+        self.hops = HopTimes()
 
     @property
     def name(self) -> str:
         return self.address.name
+
+    @property
+    def load(self) -> WorkerLoad:
+        self._load.hop_us = int(median(self._hops)) if self._hops else 0
+        return self._load
+
+    def hopped(self, seconds: float) -> None:
+        """A hop went there and back."""
+        self._hops.append(int(seconds * 1e6))
+        self._load.hops += 1
+
+    async def look(self, prepare: PrepareLayers) -> None:
+        """Find out how far it is, and what it has for layers of this model. ZrtError: the worker's; worker_failed: of another version, too."""
+        started = time.perf_counter()
+        info = await self.ask(Hello(), WorkerInfo, HELLO_S)
+        self._load.latency_us = int((time.perf_counter() - started) * 1e6)
+        info.latency = self._load.latency_us // 1000
+        if info.version != version("zrt"):
+            raise self.failure(f"it runs zrt {info.version}, this process {version('zrt')}")
+        self.has = await self.ask(prepare, LayersPrepared, CHUNK_S)
+        self._load.device, self._load.layer_us = self.has.device, self.has.layer_us
+        self._load.free_mb, self._load.total_mb = self.has.free_bytes >> 20, self.has.total_bytes >> 20
 
     async def ask(self, message: LayerTraffic, answer: type[_Answer], timeout: float) -> _Answer:
         """ZrtError: the worker's own; worker_failed: another answer than this, or none."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.inference import InferenceRequest
-from zrt.runtime.tensors import from_bytes
+from zrt.runtime.tensors import as_dtype, from_bytes
 
 
 def rows_of(engine: Engine, request: InferenceRequest, dtype: str) -> Tensor:
@@ -23,4 +23,4 @@ def rows_of(engine: Engine, request: InferenceRequest, dtype: str) -> Tensor:
     hidden = engine.spec.hidden_size
     if len(request.shape) != 3 or request.shape[0] != 1 or request.shape[2] != hidden:
         raise ZrtError("bad_request", f"decode hidden states: shape {request.shape}, expected [1, n, {hidden}]")
-    return from_bytes(request.data, dtype, request.shape[1:]).to(engine.shard.dtype)
+    return as_dtype(from_bytes(request.data, dtype, request.shape[1:]), engine.shard.dtype)

@@ -4,15 +4,11 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lifeline import READY_FD, hold
 from zrt.runtime.logs import log_to_stderr
-
-PORT_S = 5.0
-"""How long a coordinator waits for the port of the one whose place it takes."""
 
 if TYPE_CHECKING:
     from zrt.actors.block_server import BlockServer
@@ -20,6 +16,7 @@ if TYPE_CHECKING:
     from zrt.actors.layer_worker import LayerWorker
     from zrt.actors.tp_rank import TpRank
     from zrt.runtime.actor import Actor
+    from zrt.runtime.config import Conf
 
 
 def run_block_server(
@@ -56,29 +53,21 @@ def run_block_server(
     _run(make)
 
 
-def run_coordinator(
-    path: Path | None, *, model: str | None, stages: int | None, tp: int | None, listen: str | None, cluster: str
-) -> NoReturn:
-    """The coordinator of a cluster file with these overrides; its model must have been fetched. `cluster` is the cluster's id, empty for
-    a new one. With `listen` it may be that it takes an earlier one's place."""
+def run_coordinator(read: Callable[[], "Conf"], *, port_s: float, cluster: str) -> NoReturn:
+    """The coordinator of the cluster file that `read` reads; its model must have been fetched. `cluster` is the cluster's id, empty for
+    a new one. `port_s` is how long it waits for its port, should it be taken."""
 
     def make() -> "Coordinator":
-        import msgspec
-
         from zrt.actors.coordinator import Coordinator
-        from zrt.runtime import config
         from zrt.runtime.compute.spec import read_spec
         from zrt.runtime.models import resolve
         from zrt.runtime.prompts import Prompts
 
-        conf = config.override(config.load(path), model=model, stages=stages, tp=tp)
-        if listen is not None:
-            _guard(listen, conf.cluster.insecure)
-            conf = msgspec.structs.replace(conf, cluster=msgspec.structs.replace(conf.cluster, listen=listen))
+        conf = read()
         folder = resolve(conf.model.ref, weights=conf.model.weights == "files")
         spec = read_spec(folder)
         prompts = Prompts(folder, spec, min(conf.model.context, spec.max_positions))
-        return Coordinator(conf, folder, spec, prompts, cluster=cluster, port_s=PORT_S if listen is not None else 0.0)
+        return Coordinator(conf, folder, spec, prompts, cluster=cluster, port_s=port_s)
 
     _run(make)
 
@@ -112,6 +101,7 @@ def run_worker(
     advertise: str | None,
     insecure: bool,
     cluster: str,
+    memory: int,
 ) -> NoReturn:
     """A layer worker, which waits for a master. What it is sent of a model is kept in the cache."""
 
@@ -129,6 +119,7 @@ def run_worker(
             listen=listen,
             advertise=advertise,
             cluster=cluster,
+            memory_bytes=memory,
         )
 
     _run(make)
@@ -141,7 +132,7 @@ def _run(make: Callable[[], "Actor"]) -> NoReturn:
         os.set_blocking(sys.stderr.fileno(), False)  # a pipe of our own
 
     def named() -> "Actor":
-        lines = log_to_stderr()
+        lines = log_to_stderr(alone=not told)
         actor = make()
         lines.actor = actor.name
         return actor

@@ -133,6 +133,7 @@ class RankGroup:
         folder: Path,
         assignment: Assignment,
         progress: Callable[[int, int], None],
+        captured: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> None:
         """Read every rank's part. ZrtError as Engine.load."""
@@ -148,6 +149,7 @@ class RankGroup:
             assignment.context,
             assignment.sessions,
             random,
+            assignment.gpu_memory,
         )
         await self.operations.together(stage, _nothing, StageAssigned, INIT_S)
         files = [] if random else await asyncio.to_thread(_files, folder, assignment)
@@ -160,11 +162,12 @@ class RankGroup:
                 device=str(self._device),
                 group=self._communicator,
                 progress=progress,
+                captured=captured,
                 cancelled=lambda: self.broken is not None or cancelled(),
             )
 
         request = LoadDenseShard(assignment.model, text, files)
-        self._engine, _ = await self.operations.together(request, own, LoadDenseShardOk, LOAD_S)
+        self._engine, _ = await self.operations.together(request, own, LoadDenseShardOk, LOAD_S, spread=LOAD_S)
         self.record.all_are("ready")
 
     async def end(self) -> None:
@@ -172,6 +175,7 @@ class RankGroup:
         self._ending = True
         await self.processes.end(asked=self.broken is None)
         self._fail(ZrtError("cancelled", "the group of ranks was ended", self._name))  # whoever still waits for it
+        await self.operations.over()
         await self._let_go()
 
     async def _let_go(self) -> None:

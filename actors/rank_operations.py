@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from traceback import format_exception
 from typing import Any, Final, TypeVar
 
 from zrt.actors.group_record import GroupRecord
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 GRACE_S: Final = 1.0
 """How long the others may take to fail as well, once one rank has answered an error."""
+SPREAD_S: Final = 5.0
+"""How long the others may go on once one part has ended: whoever waits longer waits for somebody who has not joined in."""
 ABORT_S: Final = 6.0
 """How long the leader's own part may take to end once the group is broken."""
 
@@ -56,19 +59,33 @@ class RankOperations:
     def fail(self, error: ZrtError) -> None:
         """The group has lost step, and nothing more can be done together."""
         if self.broken is None:
-            self.broken = error
+            self.broken = _bare(error)
             self._break.set()
-            self._on_broken(error)
+            self._on_broken(self.broken)
 
     async def together(
-        self, request: WorkerRequest, own: Callable[[], _T], reply: type[Response], timeout: float
+        self,
+        request: WorkerRequest,
+        own: Callable[[], _T],
+        reply: type[Response],
+        timeout: float,
+        spread: float = SPREAD_S,
     ) -> tuple[_T, list[Response]]:
         """The leader's result and every rank's reply, in order of ranks. What was begun is finished, also when the caller is cancelled.
 
+        A rank has `timeout` seconds to answer, and `spread` from when the first part of the operation has ended.
         ZrtError: the leader's, with those of the ranks; `rank_failed` when the leader succeeded and a rank did not, or the group is broken.
         """
-        task = asyncio.ensure_future(self._operation(request, own, reply, timeout))
-        return await asyncio.shield(task)
+        task = asyncio.ensure_future(self._operation(request, own, reply, timeout, spread))
+        try:
+            return await asyncio.shield(task)
+        finally:
+            del task  # its error, and so this call, would know itself
+
+    async def over(self) -> None:
+        """Wait until the operation that runs is over. After `fail` that is soon, or `stuck` is called."""
+        async with self._turns:
+            pass
 
     def agree(self, own: RankMessage, replies: Sequence[RankMessage]) -> None:
         """ZrtError rank_failed, and the group is broken, unless all ranks said the same as the leader."""
@@ -81,11 +98,11 @@ class RankOperations:
                 raise error
 
     async def _operation(
-        self, request: WorkerRequest, own: Callable[[], _T], reply: type[Response], timeout: float
+        self, request: WorkerRequest, own: Callable[[], _T], reply: type[Response], timeout: float, spread: float
     ) -> tuple[_T, list[Response]]:
         async with self._turns:
             if self.broken is not None:
-                raise self.broken
+                raise _bare(self.broken)
             clock = _Clock(self._processes.world)
             asked = [
                 asyncio.ensure_future(clock.drained(self._processes.ask(member, request, reply, timeout), member))
@@ -95,12 +112,13 @@ class RankOperations:
             clock.fanned_out()
             leader = asyncio.ensure_future(clock.drained(self._lane.run(clock.forward, own)))
             parts: list[asyncio.Future[Any]] = [leader, *asked]
-            await self._drain(parts)
+            await self._drain(parts, spread)
+            op = str(type(request).__struct_config__.tag)
+            known = self._released(op, leader)
             errors = [_error(part) for part in parts]
             for rank, part in enumerate(asked, 1):
                 if errors[rank] is None and isinstance(answer := part.result(), StepBatchOk):
                     clock.forward_us[rank] = answer.forward_us
-            op = str(type(request).__struct_config__.tag)
             steps = request.steps if isinstance(request, StepBatch) else []
             self._record.ran(
                 op,
@@ -112,22 +130,27 @@ class RankOperations:
                 errors=errors,
             )
             if any(errors):
-                raise self._combined(op, errors, known=isinstance(_raised(leader), ZrtError))
+                raise self._combined(op, errors, known=known)
             return leader.result(), [answer.result() for answer in asked]
 
-    async def _drain(self, parts: Sequence["asyncio.Future[Any]"]) -> None:
-        """Wait until all have ended, each in whatever way. Once one has failed, the others have a little time to fail as well."""
+    async def _drain(self, parts: Sequence["asyncio.Future[Any]"], spread: float) -> None:
+        """Wait until all have ended, each in whatever way. Once one has, the others have `spread` to end as well; less, if it failed."""
         breaks = asyncio.ensure_future(self._break.wait())
+        loop = asyncio.get_running_loop()
         pending = set(parts)
+        due: float | None = None
         failed: ZrtError | None = None
         while pending and self.broken is None:
-            wait = GRACE_S if failed is not None else None
+            wait = None if due is None else max(0.0, due - loop.time())
             done, _ = await asyncio.wait({*pending, breaks}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             pending -= done
-            failed = failed or next(filter(None, map(_error, done - {breaks})), None)
-            if not done and failed is not None:
-                text = f"one part failed while others waited for it: {failed}"
-                self.fail(ZrtError("rank_failed", text, self._name))
+            if not done:
+                said = f"failed: {failed}" if failed is not None else "has ended"
+                self.fail(ZrtError("rank_failed", f"one part {said}, and others still wait for it", self._name))
+            elif failed is None and (failed := next(filter(None, map(_error, done - {breaks})), None)) is not None:
+                due = loop.time() + GRACE_S
+            elif due is None:
+                due = loop.time() + spread
         breaks.cancel()
         if pending:
             await asyncio.wait(pending, timeout=ABORT_S)
@@ -137,6 +160,16 @@ class RankOperations:
         for part in parts:
             part.cancel()
         await asyncio.wait(parts)
+
+    def _released(self, op: str, leader: "asyncio.Future[Any]") -> bool:
+        """Whether the leader's part raised a ZrtError. What it raised holds on to nothing: a traceback would keep the engine, with its memory."""
+        error = None if leader.cancelled() else leader.exception()
+        if error is None or isinstance(error, ZrtError):
+            return error is not None
+        if self.broken is None:
+            log.error("%s: %s failed: %s", self._name, op, "".join(format_exception(error)))
+        error.__traceback__ = error.__context__ = None
+        return False
 
     def _combined(self, op: str, errors: Sequence[ZrtError | None], *, known: bool) -> ZrtError:
         """One error of those of all ranks, the leader's (`known`: it was a ZrtError) first. Unless all refused alike, the group is broken.
@@ -192,8 +225,9 @@ class _Clock:
             self.drain_us[rank] = max(0, time.perf_counter_ns() - self._sent) // 1000
 
 
-def _raised(part: "asyncio.Future[Any]") -> BaseException | None:
-    return None if part.cancelled() else part.exception()
+def _bare(error: ZrtError) -> ZrtError:
+    """The same without its traceback, which knows everything that was at work."""
+    return ZrtError(error.kind, error.message, error.where)
 
 
 def _error(part: "asyncio.Future[Any]") -> ZrtError | None:

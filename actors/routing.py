@@ -161,7 +161,7 @@ class Routing:
             generation.session.move(State.WAITING)
         lost = self._roster.stage_lost()
         if lost is not None:
-            self._fail(generation, ZrtError("stage_lost", lost))
+            self._fail(generation, lost)
         else:
             generation.progress()
 

@@ -68,6 +68,7 @@ class TurnLoop:
     def take_backend(self, backend: Backend | None, chunk: int) -> None:
         """Serve this one from now on; what waits for another is dropped. `chunk` is the most prompt tokens of a turn."""
         self.backend = backend
+        self._wake.set()  # it lets go of the one before
         self._queue = TurnQueue()
         self._parked.clear()
         on_gpu = backend is not None and backend.engine.shard.device.type == "cuda"
@@ -146,10 +147,12 @@ class TurnLoop:
         try:
             crowded = self._crowd.observe(started, steps[0].slot) > 1
             result = await backend.turn(works, self._threads[crowded])
+        except ZrtError as error:
+            log.warning("a turn of %d steps failed: %s", len(steps), str(error))
+            result = _failed(steps, error)
         except Exception as error:  # whatever a forward raises, the other sessions go on
             log.exception("a turn of %d steps failed", len(steps))
-            fault = error if isinstance(error, ZrtError) else ZrtError("internal", f"a turn failed: {error!r}")
-            result = TurnResult([Outcome(0, fault) for _ in steps], None)
+            result = _failed(steps, ZrtError("internal", f"a turn failed: {error!r}"))
         ended = time.monotonic()
         prompts = sum(step.n for step in steps if step.n > 1)
         decodes = sum(1 for step in steps if step.n == 1)
@@ -164,3 +167,7 @@ class TurnLoop:
             told = {"step": self.tally.turns, "ms": turn.spent_us / 1e3}
             log.debug("a turn of %d decodes, %d prompt tokens", decodes, prompts, extra=told)
         await self._deliver(turn)
+
+
+def _failed(steps: Sequence[Waiting], error: ZrtError) -> TurnResult:
+    return TurnResult([Outcome(0, ZrtError(error.kind, error.message, error.where)) for _ in steps], None)

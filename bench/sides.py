@@ -60,26 +60,40 @@ def floor(folder: Path) -> dict[str, float]:
 @contextmanager
 def cluster(folder: Path, stages: int, *, context: int = 4096, sessions: int = 64, kv: str = "1GiB") -> Iterator[str]:
     """`zrt up` with so many planned stages; its endpoint."""
-    with tempfile.TemporaryDirectory() as home:
-        conf = Path(home) / "bench.toml"
-        conf.write_text(
-            f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ncontext = {context}\n'
-            f'[kv]\nbytes = "{kv}"\n[limits]\nsessions = {sessions}\n' + "[[stage]]\n" * stages
+    with (
+        tempfile.TemporaryDirectory() as home,
+        up(Path(home), text(folder, "[[stage]]\n" * stages, context, sessions, kv)) as endpoint,
+    ):
+        yield endpoint
+
+
+def text(folder: Path, stages: str, context: int = 4096, sessions: int = 64, kv: str = "1GiB") -> str:
+    """A cluster file on a free port."""
+    return (
+        f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ncontext = {context}\n'
+        f'[kv]\nbytes = "{kv}"\n[limits]\nsessions = {sessions}\n{stages}'
+    )
+
+
+@contextmanager
+def up(home: Path, text: str) -> Iterator[str]:
+    """`zrt up` with a cluster file of this text, and its cache in `home`; its endpoint, once it is ready."""
+    conf = home / "bench.toml"
+    conf.write_text(text)
+    reader, writer = os.pipe()
+    with open(reader) as pipe:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "zrt.runtime.cli", "up", str(conf)],
+            env=os.environ | {"ZRT_HOME": str(home), "ZRT_READY_FD": str(writer)},
+            pass_fds=[writer],
+            stderr=subprocess.DEVNULL,
         )
-        reader, writer = os.pipe()
-        with open(reader) as pipe:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "zrt.runtime.cli", "up", str(conf)],
-                env=os.environ | {"ZRT_HOME": home, "ZRT_READY_FD": str(writer)},
-                pass_fds=[writer],
-                stderr=subprocess.DEVNULL,
-            )
-            os.close(writer)
-            try:
-                yield json.loads(pipe.readline())["endpoint"]
-            finally:
-                process.terminate()
-                process.wait(30)
+        os.close(writer)
+        try:
+            yield json.loads(pipe.readline())["endpoint"]
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 async def servers(endpoint: str) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 from msgspec import Struct
 
 from zrt.runtime.complaints import Complaints
-from zrt.runtime.envelope import Bare, Envelope
+from zrt.runtime.envelope import Bare, Envelope, Reply
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.link import Link
 from zrt.runtime.links import Links
@@ -27,7 +27,7 @@ from zrt.runtime.sockets import Sockets
 from zrt.runtime.tasks import Tasks
 from zrt.runtime.wire import MAX_FRAME, Body, decode, encode
 
-__all__ = ["Actor", "Answer", "Bare", "Counters", "Envelope", "Handler"]
+__all__ = ["Actor", "Answer", "Bare", "Counters", "Envelope", "Handler", "Reply"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Counters(Struct):
     failed: int = 0  # tells and bare messages whose handler raised
 
 
-Answer: TypeAlias = Control | InferenceRequest | RankMessage | LayerMessage | None
+Answer: TypeAlias = Control | InferenceRequest | RankMessage | LayerMessage | Reply | None
 Handler: TypeAlias = Callable[[Envelope], Answer | Awaitable[Answer]]
 
 
@@ -327,7 +327,7 @@ class Actor:
             return
         try:
             answer = handler(envelope)
-            if answer is None or isinstance(answer, Struct):
+            if answer is None or isinstance(answer, Struct | Reply):
                 self._answer(envelope, answer or Done())
             else:
                 self.spawn(self._handle_later(envelope, answer), f"handle {type(envelope.body).__name__}")
@@ -355,16 +355,18 @@ class Actor:
             self.counters.failed += 1
         self._answer(envelope, Failed(Fault(error.kind, error.message, error.where or self.name)))
 
-    def _answer(self, envelope: Envelope, body: Control | InferenceRequest | RankMessage | LayerMessage) -> None:
-        if envelope.header.request and not self._reply(envelope.peer, envelope.header, body):
+    def _answer(
+        self, envelope: Envelope, answer: Control | InferenceRequest | RankMessage | LayerMessage | Reply
+    ) -> None:
+        body, steps = answer if isinstance(answer, Reply) else (cast(Body, answer), [])
+        if envelope.header.request and not self._reply(envelope.peer, envelope.header, body, steps):
             self.counters.dropped += 1
 
-    def _reply(
-        self, peer: bytes, header: Header | None, body: Control | InferenceRequest | RankMessage | LayerMessage
-    ) -> bool:
+    def _reply(self, peer: bytes, header: Header | None, body: Body, steps: Sequence[Step] = ()) -> bool:
         to, request = (header.incarnation, header.request) if header else (0, 0)
+        head = self._header(to, request=request, reply=True, steps=list(steps))
         try:
-            return self._mailbox.send(encode(self._header(to, request=request, reply=True), cast(Body, body)), peer)
+            return self._mailbox.send(encode(head, body), peer)
         except ZrtError as error:
             self._complaints.add("reply", f"a reply to {peer!r} was not sent: {error}")
             if error.kind != "too_large" or (isinstance(body, Failed) and body.fault.kind == "too_large"):

@@ -223,9 +223,16 @@ async def cancel(endpoint: str | None, session: int) -> int:
 
 async def drain(endpoint: str | None, name: str, timeout: float) -> int:
     """Take a block server out of service; how its sessions get on, and what became of them, go to stderr."""
+    said = ""
+
+    def tell(event: Drained) -> None:
+        nonlocal said
+        if (text := _drained(event)) != said:
+            say(text)
+            said = text
+
     async with Client(endpoint) as client:
-        drained = await client.drain(name, timeout, progress=lambda event: say(_drained(event)))
-    say(_drained(drained))
+        tell(await client.drain(name, timeout, progress=tell))
     return 0
 
 

@@ -1,19 +1,18 @@
 """`zrt up --detach`: a cluster that outlives the command and the terminal it was started from."""
 
 import os
+import re
 import select
 import subprocess
 import time
 from typing import BinaryIO, Final
-
-import msgspec
 
 from zrt.runtime import running
 from zrt.runtime.client import DOWN_S
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import say
 from zrt.runtime.lifeline import READY_FD
-from zrt.runtime.spawn import Ready, command
+from zrt.runtime.spawn import command
 
 READY_S: Final = 1800.0
 """How long it may take to be ready: most of it is reading weights."""
@@ -47,14 +46,13 @@ def detach(name: str, words: list[str]) -> int:
                 raise
     if not line:
         return child.wait(DOWN_S) or 1
-    ready = msgspec.json.decode(line, type=Ready)
-    say(f"zrt: {name} is ready at {ready.endpoint} and runs on; `zrt down` ends it; its log is {path}")
+    say(f"zrt: {name} runs on; its log is {path}")
     return 0
 
 
 def _start(words: list[str], log_file: BinaryIO, ready_fd: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        command("up", *words),
+        command("up", *words, "--log"),
         stdin=subprocess.DEVNULL,
         stdout=log_file,
         stderr=log_file,
@@ -74,14 +72,14 @@ def _first_line(pipe: BinaryIO, log: BinaryIO) -> bytes:
         if time.monotonic() > give_up:
             raise ZrtError("deadline", f"the cluster was not ready within {READY_S:g} s and is ended")
     line = pipe.readline()
-    if not line:
-        _pass_on(log)
+    _pass_on(log)
     return line
 
 
 def _pass_on(log: BinaryIO) -> None:
-    if text := log.read().decode(errors="replace"):
-        say(text.removesuffix("\n"))
+    """Without the times of its lines."""
+    for line in log.read().decode(errors="replace").splitlines():
+        say(re.sub(r"\d{4}(-\d\d){2} \d\d(:\d\d){2} ", "", line, count=1))
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

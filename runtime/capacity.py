@@ -36,6 +36,8 @@ class StageNeeds(msgspec.Struct, frozen=True):
     process_bytes: int
     memory: int | None
     tp: int = 1
+    lendable_bytes: int = 0
+    """Of all these, what layer workers may hold in its place."""
 
     @property
     def total_bytes(self) -> int:
@@ -43,8 +45,8 @@ class StageNeeds(msgspec.Struct, frozen=True):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the machine's memory: another device has its own for weights and KV."""
-        return self.total_bytes if self.device == "cpu" else self.process_bytes
+        """Bytes of the machine's memory that it takes at least: another device has its own for weights and KV."""
+        return self.total_bytes - self.lendable_bytes if self.device == "cpu" else self.process_bytes
 
     def __str__(self) -> str:
         return f"{self.name} (blocks {self.blocks})"
@@ -72,7 +74,7 @@ def wishes(conf: Conf, spec: ModelSpec) -> list[Wish]:
             found.append(Wish(stage.blocks))
         else:
             room = max(1, stage.memory - conf.kv.bytes - process_bytes(conf, spec) * stage.tp)
-            found.append(Wish(stage.blocks, float(room), room))
+            found.append(Wish(stage.blocks, float(room), None if stage.backend == "layers" else room))
     return found
 
 
@@ -108,7 +110,7 @@ def shortage(needs: Needs) -> ZrtError | None:
                 f"{stage}: {in_words(stage.kv_bytes)} of KV memory hold no page of {PAGE_TOKENS} tokens, which takes "
                 f"{in_words(stage.kv_page_bytes)}: raise [kv] bytes or give it fewer blocks"
             )
-        if stage.memory is not None and stage.total_bytes > stage.memory:
+        if stage.memory is not None and stage.total_bytes - stage.lendable_bytes > stage.memory:
             lacks.append(f"{_breakdown(stage)}; it may take {in_words(stage.memory)}: {_WAYS_OUT}, or raise its memory")
     if needs.needed_bytes > needs.available_bytes:
         each = "; ".join(_breakdown(stage) for stage in needs.stages)
@@ -128,9 +130,13 @@ def block_server_bytes(conf: Conf, spec: ModelSpec, first: int, last: int) -> in
 
 def process_bytes(conf: Conf, spec: ModelSpec) -> int:
     """What a block server takes beside weights and KV: itself, and the activations of its largest turn."""
-    rows = conf.limits.chunk + conf.limits.sessions
+    return BLOCK_SERVER_BYTES + turn_bytes(spec, conf.model.dtype, conf.chunk, conf.limits.sessions)
+
+
+def turn_bytes(spec: ModelSpec, dtype: str, chunk: int, sessions: int) -> int:
+    """The activations of the largest turn."""
     width = 3 * spec.hidden_size + 3 * spec.num_heads * spec.head_dim + 2 * spec.intermediate_size
-    return BLOCK_SERVER_BYTES + rows * width * DTYPE_BYTES[conf.model.dtype]
+    return (chunk + sessions) * width * DTYPE_BYTES[dtype]
 
 
 def in_words(count: int) -> str:
@@ -143,7 +149,9 @@ def in_words(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
-_WAYS_OUT: Final = "lower [kv] bytes, take a smaller dtype or model"
+_WAYS_OUT: Final = (
+    'lower [kv] bytes, take a smaller dtype or model, let layer workers help (backend = "layers" in a [[stage]])'
+)
 
 
 def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks: Blocks) -> StageNeeds:
@@ -151,18 +159,21 @@ def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks:
     weights = sum(part_bytes(spec, Part(rank, tp), blocks.first, blocks.last, dtype) for rank in range(tp))
     elsewhere = {worker.name for worker in conf.workers if worker.join}
     away = sum(len(lend.blocks) for lend in stage.lend if lend.worker in elsewhere)
+    block = block_bytes(spec, dtype)
+    left = len(blocks) - away
     return StageNeeds(
         name=f"stage{number}",
         blocks=blocks,
         replicas=stage.replicas,
         device=stage.device,
-        weight_bytes=weights - away * block_bytes(spec, dtype),
-        kv_bytes=conf.kv.bytes * (len(blocks) - away) // len(blocks),
+        weight_bytes=weights - away * block,
+        kv_bytes=conf.kv.bytes * left // len(blocks),
         kv_tokens=kv_pages(spec, len(blocks), dtype, conf.kv.bytes, tp) * PAGE_TOKENS,
         kv_page_bytes=kv_page_bytes(spec, len(blocks), dtype, tp) * tp,
         process_bytes=process_bytes(conf, spec) * tp,
         memory=stage.memory,
         tp=tp,
+        lendable_bytes=left * block + conf.kv.bytes * left // len(blocks) if stage.backend == "layers" else 0,
     )
 
 

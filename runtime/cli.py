@@ -47,9 +47,19 @@ def _obey(arguments: argparse.Namespace) -> int:
         return 2 if error.kind in WORDS_OFF else 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of one command: what it does not know it refuses with its own usage, rather than hand it back to `zrt`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="zrt",
         description="One large language model over several processes, GPUs and machines.",
         epilog="`zrt COMMAND --help` tells more. Exit status: 0 done, 1 it failed (the reason is on stderr), "
@@ -60,7 +70,9 @@ def parser() -> argparse.ArgumentParser:
 
     up = _command(subs, "up", commands.up, "bring a cluster up and stay with it", _UP)
     _cluster_words(up)
+    _listen_words(up)
     up.add_argument("--detach", action="store_true", help="return when the cluster is ready; it runs on")
+    up.add_argument("--log", action="store_true", help=argparse.SUPPRESS)  # what --detach starts writes one
     up.add_argument(
         "--prompt",
         type=words.text,
@@ -147,8 +159,8 @@ _DOWN = """Bring the cluster down, and return when it is gone. No session is tak
 is up. A second `zrt down` does not wait for them."""
 _TOP = """Watch the cluster in the terminal: processes, sessions, drains, events and throughput, live; cancel, drain, restart and chat by keys.
 `?` lists them. It reconnects by itself when the coordinator is lost."""
-_WORKER = """Hold layers of the model for a cluster whose file has a [[worker]] of this name with join = true. Nothing is needed on disk: what it
-holds is sent to it, and kept in the cache. It stays when the cluster goes, and serves the next one there."""
+_WORKER = """Hold layers of the model for a cluster: one with a stage that takes help (backend = "layers"), or whose file has a [[worker]] of this
+name. Nothing is needed on disk: what it holds is sent to it, and kept in the cache. It stays when the cluster goes, and serves the next one there."""
 _PLAN = """Show which stage of a cluster file gets which blocks, and what memory that takes of what there is. Nothing is started; of the
 model, no weights are needed. Exit status 1 when memory is short."""
 _CHECK = """Say what a model is, and list all that keeps it from being run: from its config, its tokenizer and the headers of its weights.
@@ -217,11 +229,21 @@ def _actor_words(kinds: Any) -> None:
     rank.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
     coordinator = _command(kinds, "coordinator", commands.coordinator, "the coordinator of a cluster file")
     _cluster_words(coordinator)
-    coordinator.add_argument("--listen", metavar="ENDPOINT", help="in place of the file's")
+    _listen_words(coordinator)
+    coordinator.add_argument(
+        "--port-wait", type=words.seconds, default=0.0, metavar="S", help="wait so long for a port that is taken"
+    )
     _cluster_id(coordinator)
 
 
 def _worker_words(worker: argparse.ArgumentParser) -> None:
+    worker.add_argument(
+        "--memory",
+        type=words.size,
+        default=0,
+        metavar="SIZE",
+        help="the most it may take, such as 8GiB (default: what there is, less a reserve)",
+    )
     worker.add_argument(
         "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
     )
@@ -246,6 +268,15 @@ def _cluster_words(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", metavar="REF", help="a demo name, a folder, or a hub id; in place of the file's")
     command.add_argument("--stages", type=words.positive, metavar="N", help="N planned stages in place of the file's")
     command.add_argument("--tp", type=words.positive, metavar="N", help="N tensor-parallel ranks in every stage")
+
+
+def _listen_words(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--listen",
+        metavar="ENDPOINT",
+        help="where clients reach the cluster, such as tcp://127.0.0.1:0; in place of the file's",
+    )
+    command.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
 
 
 def _connect_words(command: argparse.ArgumentParser) -> None:

@@ -59,7 +59,7 @@ def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 def up(arguments: argparse.Namespace) -> int:
-    from zrt.runtime.foreground import interruptible
+    from zrt.runtime.foreground import interruptible, stamp_lines
     from zrt.runtime.lifeline import hold
 
     lifeline = hold()
@@ -67,6 +67,8 @@ def up(arguments: argparse.Namespace) -> int:
     from zrt.runtime import background, preflight, up
 
     conf = _conf(arguments)
+    if arguments.log and conf.log.format == "text":
+        stamp_lines()
     asks = arguments.prompt is not None or arguments.token_ids is not None
     if asks and arguments.detach:
         raise ZrtError("bad_config", "--prompt asks once and brings the cluster down: it does not go with --detach")
@@ -77,14 +79,22 @@ def up(arguments: argparse.Namespace) -> int:
     again = _cluster_words_again(arguments)
     if arguments.detach:
         return background.detach(conf.cluster.name, again)
-    return _run(lambda: up.up(conf, again, question, lifeline))
+    ends = "`zrt down` ends it" if arguments.log else "Ctrl-C or `zrt down` ends it"
+    return _run(lambda: up.up(conf, again, question, lifeline, ends))
 
 
 def _conf(arguments: argparse.Namespace) -> "Conf":
     from zrt.runtime import config
 
-    conf = config.load(arguments.conf)
-    return config.override(conf, model=arguments.model, stages=arguments.stages, tp=arguments.tp)
+    listen, insecure = getattr(arguments, "listen", None), getattr(arguments, "insecure", False)
+    return config.override(
+        config.load(arguments.conf),
+        model=arguments.model,
+        stages=arguments.stages,
+        tp=arguments.tp,
+        listen=listen,
+        insecure=insecure,
+    )
 
 
 def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
@@ -96,6 +106,10 @@ def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
         again += ["--stages", str(arguments.stages)]
     if arguments.tp is not None:
         again += ["--tp", str(arguments.tp)]
+    if arguments.listen is not None:
+        again += ["--listen", arguments.listen]
+    if arguments.insecure:
+        again += ["--insecure"]
     return again
 
 
@@ -218,6 +232,7 @@ def worker(arguments: argparse.Namespace) -> int:
         advertise=arguments.advertise,
         insecure=arguments.insecure,
         cluster=arguments.cluster_id,
+        memory=arguments.memory,
     )
 
 
@@ -237,11 +252,4 @@ def tp_rank(arguments: argparse.Namespace) -> int:
 def coordinator(arguments: argparse.Namespace) -> int:
     from zrt.actors.processes import run_coordinator
 
-    return run_coordinator(
-        arguments.conf,
-        model=arguments.model,
-        stages=arguments.stages,
-        tp=arguments.tp,
-        listen=arguments.listen,
-        cluster=arguments.cluster_id,
-    )
+    return run_coordinator(lambda: _conf(arguments), port_s=arguments.port_wait, cluster=arguments.cluster_id)

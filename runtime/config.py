@@ -11,13 +11,19 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.control import GPU_MEMORY
 from zrt.runtime.plan import Blocks
 from zrt.runtime.toml_tables import read_table, read_tables, size, unknown
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 AtLeastZero = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
+CHUNK: Final = 512
+CHUNK_ON_GPU: Final = 2048
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -52,6 +58,8 @@ class Worker(msgspec.Struct, frozen=True):
     join: bool = False
     device: str = "cpu"
     threads: AtLeastOne | None = None
+    memory: int | None = None
+    """The most it may take, in bytes; None means what there is, less a reserve."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -68,6 +76,10 @@ class Stage(msgspec.Struct, frozen=True):
     tp: AtLeastOne = 1
     """Ranks that each block is split over, each a process of its own: on CUDA devices from `device` on."""
     lend: tuple[Lend, ...] = ()
+    backend: Literal["local", "layers"] = "local"
+    """With `layers`, workers that nothing is pinned to take blocks of it, as many as their memory and speed say."""
+    gpu_memory: Share = GPU_MEMORY
+    """The part of a CUDA device's memory that weights and KV may take; the rest is for a turn's own."""
 
 
 class Spares(msgspec.Struct, frozen=True):
@@ -86,9 +98,9 @@ class Kv(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """`chunk` in tokens, `sessions` at once, `queue` of sessions that wait, `restarts` of an actor; the rest seconds."""
+    """`chunk` in tokens (see Conf.chunk), `sessions` at once, `queue` of sessions that wait, `restarts` of an actor; the rest seconds."""
 
-    chunk: AtLeastOne = 512
+    chunk: AtLeastOne | None = None
     sessions: AtLeastOne = 64
     queue: AtLeastZero = 256
     idle_s: Seconds = 600.0
@@ -122,6 +134,13 @@ class Conf(msgspec.Struct, frozen=True):
     log: Log = Log()
     workers: tuple[Worker, ...] = ()
 
+    @property
+    def chunk(self) -> int:
+        """Tokens of a prompt that are run at once: by default what keeps a CPU, or GPUs, at work."""
+        if self.limits.chunk is not None:
+            return self.limits.chunk
+        return CHUNK if any(stage.device == "cpu" for stage in self.stages) else CHUNK_ON_GPU
+
 
 def load(path: Path | None = None) -> Conf:
     """Read a cluster file, by default the packaged conf/local.toml. Errors: bad_config, a line for each mistake."""
@@ -143,7 +162,7 @@ def parse(text: str, where: str) -> Conf:
         raise ZrtError("bad_config", f"this is no TOML: {error}", where) from error
     mistakes = unknown(tables, [*_TABLES, "stage", "worker"], "table")
     read = {
-        name: read_table(kind, tables.get(name, {}), f"[{name}]", _READERS, mistakes)
+        name: read_table(kind, tables.get(name, {}), f"[{name}]", _READERS, mistakes, _JUDGED)
         for name, kind in _TABLES.items()
         if name in tables or name == "model"
     }
@@ -151,19 +170,40 @@ def parse(text: str, where: str) -> Conf:
     if not isinstance(stages, list) or not stages:
         mistakes.append("there is no [[stage]], and at least one is needed")
         stages = []
-    read_stages = [read_table(Stage, table, f"[[stage]] {n}", _READERS, mistakes) for n, table in enumerate(stages, 1)]
+    read_stages = [
+        read_table(Stage, table, f"[[stage]] {n}", _READERS, mistakes, _JUDGED) for n, table in enumerate(stages, 1)
+    ]
     workers = read_tables(Worker, tables.get("worker", []), "[[worker]]", _READERS, mistakes)
-    if not mistakes:
-        conf = Conf(stages=tuple(read_stages), workers=workers, **read)  # type: ignore[arg-type]
-        mistakes = _contradictions(conf)
+    cluster, metrics = read.get("cluster", Cluster()), read.get("metrics", Metrics())
+    mistakes += _contradictions(cluster, metrics, read_stages, workers)  # type: ignore[arg-type]
     if mistakes:
         raise ZrtError("bad_config", "\n".join(mistakes), where)
-    return conf
+    return Conf(stages=tuple(read_stages), workers=workers or (), **read)  # type: ignore[arg-type]
 
 
-def override(conf: Conf, *, model: str | None = None, stages: int | None = None, tp: int | None = None) -> Conf:
+def override(
+    conf: Conf,
+    *,
+    model: str | None = None,
+    stages: int | None = None,
+    tp: int | None = None,
+    listen: str | None = None,
+    insecure: bool = False,
+) -> Conf:
     """The conf with what the command line says instead. `tp` is that of every stage; `stages` replaces the stage list by so many planned ones,
-    with the settings that the stages of the file have in common. Errors: bad_config, where they have not."""
+    with the settings that the stages of the file have in common. Errors: bad_config, where they have not, or `listen` is no endpoint or is
+    open to others without `insecure`, here or in the file."""
+    if listen is not None:
+        try:
+            host, _ = endpoint(listen)
+        except ValueError as error:
+            raise ZrtError("bad_config", f"--listen: {error}") from None
+        if not (is_loopback(host) or insecure or conf.cluster.insecure):
+            text = "can be reached from other machines and nothing is encrypted: say --insecure if that is meant"
+            raise ZrtError("bad_config", f"--listen: {listen} {text}")
+        conf = msgspec.structs.replace(conf, cluster=msgspec.structs.replace(conf.cluster, listen=listen))
+    if insecure:
+        conf = msgspec.structs.replace(conf, cluster=msgspec.structs.replace(conf.cluster, insecure=True))
     if model is not None:
         if not model:
             raise ZrtError("bad_config", "--model is empty; name a demo model, a folder or a hub id")
@@ -230,7 +270,7 @@ def _blocks(value: object) -> Blocks:
 def _lend(value: object) -> tuple[Lend, ...]:
     mistakes: list[str] = []
     lends = read_tables(Lend, value, "[[stage.lend]]", {"blocks": _blocks}, mistakes)
-    if mistakes:
+    if lends is None or mistakes:
         raise ValueError("; ".join(mistakes))
     return lends
 
@@ -258,25 +298,35 @@ _READERS: Final[dict[str, Callable[[object], Any]]] = {
 }
 
 
-def _contradictions(conf: Conf) -> list[str]:
-    """Mistakes that no value has by itself."""
+_JUDGED: Final = frozenset({"listen", "insecure", "blocks", "replicas", "tp", "memory", "lend", "backend"})
+"""Keys by which tables are judged beside others."""
+
+
+def _contradictions(
+    cluster: Cluster | None, metrics: Metrics | None, stages: list[Stage | None], workers: tuple[Worker, ...] | None
+) -> list[str]:
+    """Mistakes that no value has by itself. What is None could not be read, and is not judged."""
     mistakes = []
-    for table, listen in (("cluster", conf.cluster.listen), ("metrics", conf.metrics.listen)):
-        if listen and not is_loopback(endpoint(listen)[0]) and not conf.cluster.insecure:
+    for name, table in (("cluster", cluster), ("metrics", metrics)):
+        if cluster is None or table is None or cluster.insecure or not table.listen:
+            continue
+        if not is_loopback(endpoint(table.listen)[0]):
             mistakes.append(
-                f"[{table}] listen: {listen} can be reached from other machines and nothing is encrypted; "
+                f"[{name}] listen: {table.listen} can be reached from other machines and nothing is encrypted; "
                 "listen on 127.0.0.1, or set insecure = true in [cluster]"
             )
+    read = {number: stage for number, stage in enumerate(stages, 1) if stage is not None}
     before: tuple[int, Blocks] | None = None
-    for number, stage in enumerate(conf.stages, 1):
+    for number, stage in read.items():
         if stage.blocks is None:
             continue
         if before is not None and stage.blocks.first <= before[1].last:
             wrong = "overlap" if stage.blocks.last >= before[1].first else "come before"
             mistakes.append(f"[[stage]] {number} blocks: {stage.blocks} {wrong} {before[1]} of [[stage]] {before[0]}")
         before = (number, stage.blocks)
-    mistakes += _lending(conf)
-    planned = {number: stage.memory for number, stage in enumerate(conf.stages, 1) if stage.blocks is None}
+    if workers is not None and len(read) == len(stages):
+        mistakes += _lending(read, workers)
+    planned = {number: stage.memory for number, stage in read.items() if stage.blocks is None}
     without = [number for number, memory in planned.items() if memory is None]
     if without and len(without) < len(planned):
         mistakes.append(
@@ -286,27 +336,31 @@ def _contradictions(conf: Conf) -> list[str]:
     return mistakes
 
 
-def _lending(conf: Conf) -> list[str]:
+def _lending(stages: dict[int, Stage], workers: tuple[Worker, ...]) -> list[str]:
     """What is wrong with what stages lend."""
     mistakes = []
-    names = [worker.name for worker in conf.workers]
+    names = [worker.name for worker in workers]
     mistakes += [f"[[worker]] {name}: two have this name" for name in sorted(set(names)) if names.count(name) > 1]
     taken: dict[str, int] = {}
-    for number, stage in enumerate(conf.stages, 1):
+    for number, stage in stages.items():
         at = f"[[stage]] {number} lend"
         if stage.lend and stage.tp > 1:
             mistakes.append(f"{at}: a stage with tp {stage.tp} lends nothing")
         if stage.lend and stage.replicas > 1:
             mistakes.append(f"{at}: a worker serves one block server, so a stage that lends has one replica")
-        before: Blocks | None = None
+        before: Lend | None = None
         for lend in sorted(stage.lend, key=lambda lend: lend.blocks.first):
             if lend.worker not in names:
                 known = ", ".join(names) or "none"
                 mistakes.append(f"{at}: there is no [[worker]] {lend.worker}; there are: {known}")
             if taken.setdefault(lend.worker, number) != number:
                 mistakes.append(f"{at}: {lend.worker} serves [[stage]] {taken[lend.worker]} already")
-            if before is not None and lend.blocks.first <= before.last:
-                mistakes.append(f"{at}: {lend.blocks} and {before} overlap")
-            before = lend.blocks
-    mistakes += [f"[[worker]] {name}: no [[stage.lend]] names it" for name in names if name not in taken]
+            if before is not None and lend.blocks.first <= before.blocks.last:
+                mistakes.append(f"{at}: {lend.blocks} of {lend.worker} and {before.blocks} of {before.worker} overlap")
+            before = lend
+        if stage.backend == "layers" and stage.tp > 1:
+            mistakes.append(f"[[stage]] {number} backend: a stage with tp {stage.tp} lends nothing")
+    if not any(stage.backend == "layers" for stage in stages.values()):
+        text = 'no [[stage.lend]] names it, and no [[stage]] has backend = "layers"'
+        mistakes += [f"[[worker]] {name}: {text}" for name in names if name not in taken]
     return mistakes

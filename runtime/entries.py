@@ -29,6 +29,8 @@ class Entry:
     serial: int = 0
     done_bytes: int = 0
     total_bytes: int = 0
+    graphs: int = 0
+    all_graphs: int = 0
     fault: Fault | None = None
     load: Load = field(default_factory=Load)
     rss_bytes: int = 0
@@ -50,6 +52,11 @@ class Entry:
         return self.kind == "block_server" and self.state == "blank" and self.seat is None
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits for layer workers."""
+        return self.load.lend is not None and bool(self.load.lend.waits_for)
+
+    @property
     def room(self) -> float:
         """Bytes it may take in all."""
         return min(self.memory_bytes or math.inf, self.room_bytes or math.inf)
@@ -69,6 +76,8 @@ class Entry:
             blocks=f"{seat.first}-{seat.last}" if seat else "",
             done_bytes=self.done_bytes,
             total_bytes=self.total_bytes,
+            graphs=self.graphs,
+            all_graphs=self.all_graphs,
             sessions=load.sessions,
             waiting=load.waiting,
             turns=load.turns,

@@ -1,8 +1,8 @@
-"""What an actor's handlers get."""
+"""What an actor's handlers get, and give."""
 
 from typing import NamedTuple
 
-from zrt.runtime.messages.header import Header
+from zrt.runtime.messages.header import Header, Step
 from zrt.runtime.wire import Body
 
 
@@ -20,3 +20,10 @@ class Bare(NamedTuple):
     peer: bytes
     frame: bytes | memoryview
     echo: bool
+
+
+class Reply(NamedTuple):
+    """An answer whose header says more than whom it is for: `steps`."""
+
+    body: Body
+    steps: list[Step]

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -35,7 +36,7 @@ class ManifestFile(Struct, frozen=True):
 
     name: str
     size: Size
-    pieces: list[str]
+    pieces: tuple[str, ...]
 
 
 class Manifest(Struct, frozen=True):
@@ -101,7 +102,7 @@ class Offer:
             ManifestFile(
                 file.name,
                 file.size,
-                [digest(file.read(at, PIECE_BYTES)) for at in range(0, file.size, PIECE_BYTES)],
+                tuple(digest(file.read(at, PIECE_BYTES)) for at in range(0, file.size, PIECE_BYTES)),
             )
             for file in self.files
         ]
@@ -174,7 +175,27 @@ class LayerStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         _write_whole(self._folder / MANIFEST, data)
         self.manifest = manifest
+        self._adopt(manifest)
         return total
+
+    def _adopt(self, manifest: Manifest) -> None:
+        """Take over files that other offers brought: layers are given out anew when a worker is lost, and what was sent is not sent again.
+
+        A whole file becomes a link, half a one is moved: what it holds is checked as ever.
+        """
+        wanted = {file for file in manifest.files if not self._whole(file)}
+        for folder in self._folder.parent.iterdir():
+            if not wanted or folder == self._folder or not _HASH.fullmatch(folder.name):
+                continue
+            known = LayerStore(self._folder.parent, folder.name).manifest
+            for file in wanted.intersection(known.files if known is not None else ()):
+                for there, here, take in (
+                    (folder / file.name, self._folder / file.name, os.link),
+                    (folder / f"{file.name}.part", self._partial(file), os.replace),
+                ):
+                    with suppress(OSError):  # it is not there, or is being taken by another worker of this machine
+                        take(there, here)
+            wanted = {file for file in wanted if not self._whole(file)}
 
     def _listed(self, name: str, total: int) -> ManifestFile:
         if self.manifest is None:

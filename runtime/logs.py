@@ -43,18 +43,28 @@ class Words(logging.Handler):
 
 
 class Text(logging.Formatter):
-    """For people: time, actor, level, message, and the fields that are there."""
+    """For people: time, level, actor, message, and the fields that are there. Where a parent passes it on (not `alone`), that says the actor."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = True) -> None:
         super().__init__()
         self.actor = ""
+        self._alone = alone
 
     def format(self, record: logging.LogRecord) -> str:
         found = "".join(f" {name}={value}" for name, value in _fields(record).items())
         at = time.strftime("%H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
-        name = self.actor or record.name
-        line = f"{at} {record.levelname.lower()} {name}: {record.getMessage()}{found}"
+        level = record.levelname.lower()
+        if self._alone:
+            at, level = (
+                f"{time.strftime('%Y-%m-%d', time.localtime(record.created))} {at}",
+                f"{level} {self.actor or record.name}",
+            )
+        line = f"{at} {level}: {self._message(record)}{found}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+    def _message(self, record: logging.LogRecord) -> str:
+        """Without the actor's name, which is said beside it."""
+        return record.getMessage().removeprefix(f"{self.actor}: ")
 
 
 class Json(Text):
@@ -66,7 +76,7 @@ class Json(Text):
             "level": record.levelname.lower(),
             "actor": self.actor,
             "module": record.name,
-            "message": record.getMessage()[:MOST],
+            "message": self._message(record)[:MOST],
             **_fields(record),
         }
         if record.exc_info:
@@ -81,11 +91,14 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return found
 
 
-def log_to_stderr() -> Text:
-    """Log as $ZRT_LOG says, from now on; the lines' format, which is to be told the actor's name once it is known. ZrtError bad_config."""
-    level, form = settings(os.environ.get(VARIABLE, ""))
+def log_to_stderr(*, alone: bool) -> Text:
+    """Log as $ZRT_LOG says, from now on; the lines' format, which is to be told the actor's name once it is known. ZrtError bad_config.
+
+    A process that is `alone`, with no parent that says how it gets on, does so itself: by default from `info` on.
+    """
+    level, form = settings(os.environ.get(VARIABLE, "") or ("info" if alone else "warning"))
     words = Words()
-    lines = Json() if form == "json" else Text()
+    lines = Json() if form == "json" else Text(alone=alone)
     words.setFormatter(lines)
     logging.basicConfig(level=logging.WARNING, handlers=[words], force=True)
     logging.getLogger("zrt").setLevel(level.upper())

@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from msgspec import Struct
-
 from zrt.runtime.actor import Actor, Answer, Envelope, Handler
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.link import Link
@@ -90,6 +88,7 @@ class Member(Actor):
             reconnect=True,
             lost_kind="coordinator_lost",
         )
+        log.info("%s: a %s, joins the coordinator at %s", self.name, self.kind.replace("_", " "), self._joined.endpoint)
         self.depend(self._membership(), "membership")
 
     async def there(self) -> None:
@@ -148,7 +147,7 @@ class Member(Actor):
         if not self.is_coordinator(envelope):
             raise self._not_obeyed(envelope)
         answer = fn(envelope)
-        return answer if answer is None or isinstance(answer, Struct) else await answer
+        return await answer if isinstance(answer, Awaitable) else answer
 
     def _not_obeyed(self, envelope: Envelope) -> ZrtError:
         self.counters.stale += 1
@@ -185,6 +184,7 @@ class Member(Actor):
     # ---- joining ----------------------------------------------------------------------------------------------------
 
     def _on_shutdown(self, envelope: Envelope) -> Control:
+        log.info("%s: the cluster goes down, and this process with it", self.name)
         self.ended.set()
         return Done()
 
@@ -217,6 +217,7 @@ class Member(Actor):
         self.cluster = self.cluster or reply.body.cluster
         again = reply.body.incarnation == self.coordinator.incarnation
         self.coordinator = Address(reply.header.sender, reply.body.incarnation, unknown.endpoint)
+        log.info("%s: joined the coordinator at %s", self.name, unknown.endpoint)
         self._astray.clear()
         self.registered.set()
         self._beats = self.every(max(reply.body.beat_ms / 1000, _LEAST_BEAT_S), self._beat)

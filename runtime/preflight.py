@@ -33,6 +33,7 @@ def prepare(conf: Conf) -> None:
     ZrtError bad_model, unsupported, bad_config, insufficient_memory.
     """
     spec = read_spec(_fetch(conf.model.ref, weights=False))
+    _say_context(conf, spec)
     _refuse(shortage(_needs(conf, spec)))
     if conf.model.weights == "files":
         found = require_weights(_fetch(conf.model.ref), spec)
@@ -76,6 +77,7 @@ def plan(conf: Conf, *, json: bool) -> int:
     """Show which stage gets which blocks and what memory that takes: the exit status. ZrtError bad_model, unsupported, bad_config."""
     folder = _fetch(conf.model.ref, weights=False)
     spec = read_spec(folder)
+    _say_context(conf, spec)
     if conf.model.weights == "files":
         spec = found_spec(folder, spec)
     found = _needs(conf, spec)
@@ -93,6 +95,12 @@ def plan(conf: Conf, *, json: bool) -> int:
 def _fetch(ref: str, *, weights: bool = True) -> Path:
     with Bars() as bars:
         return resolve(ref, weights=weights, progress=bars.update)
+
+
+def _say_context(conf: Conf, spec: ModelSpec) -> None:
+    if conf.model.context > spec.max_positions:
+        text = "no session is longer, although [model] context is"
+        say(f"zrt: the model's context is {spec.max_positions} tokens: {text} {conf.model.context}")
 
 
 def _needs(conf: Conf, spec: ModelSpec) -> Needs:

@@ -58,6 +58,7 @@ async def _live(actor: Actor, lifeline: Lifeline) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told, number)
     await actor.start()
+    log.info("%s: is reached at %s", actor.name, actor.endpoint)
     ended = asyncio.ensure_future(actor.ended.wait())
     there = asyncio.ensure_future(actor.there())
     await asyncio.wait({ended, there}, return_when=asyncio.FIRST_COMPLETED)

@@ -42,7 +42,8 @@ class Questions:
         request = self._serial
         question = _Question(loop.create_future(), link, to, f"{to.name} did not answer {what} within {timeout:g} s")
         self._open[request] = question
-        timer = loop.call_later(timeout, self._expire, question)
+        # What has arrived may be due to be read on the loop's next turn, and some loops look at their timers before that.
+        timer = loop.call_later(timeout, loop.call_soon, self._expire, question)
         try:
             send(request)
             return await question.reply

@@ -9,6 +9,7 @@ from zrt.runtime.entries import Entry
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.cluster import ActorInfo, pipeline_order
 from zrt.runtime.messages.control import (
+    GPU_MEMORY,
     ActorKind,
     ActorState,
     Address,
@@ -102,9 +103,15 @@ class Roster:
 
         It serves from there once it says how it is: what it still knows of the earlier coordinator's sessions is forgotten by then.
         """
-        if entry.seat is not None or replace(holds, serial=0, first=0, last=0) != template:
+        common = replace(holds, serial=0, first=0, last=0, tp=1, lend=[], helped=False, gpu_memory=GPU_MEMORY)
+        if entry.seat is not None or common != template:
             return False
-        free = [seat for seat in self._seating.empty() if (seat.first, seat.last) == (holds.first, holds.last)]
+        wanted = holds.first, holds.last, holds.tp, holds.lend, holds.helped
+        free = [
+            seat
+            for seat in self._seating.empty()
+            if (seat.first, seat.last, seat.tp, list(seat.lend), seat.helped) == wanted
+        ]
         if not free:
             return False
         entry.seat = next((seat for seat in free if seat.name == entry.address.name), free[0])
@@ -149,6 +156,7 @@ class Roster:
         entry = self.known(address)
         if message.serial == entry.serial:
             entry.done_bytes, entry.total_bytes = message.done, message.total
+            entry.graphs, entry.all_graphs = message.graphs, message.all_graphs
             entry.load.lend = message.lend
         else:
             self.stale += 1
@@ -274,9 +282,15 @@ class Roster:
                 return lost
         return ""
 
-    def stage_lost(self) -> str | None:
-        """The first stage that has no replica and will get none, in words: its processes are not started again, or cannot load it."""
-        return next((why for stage in range(self.num_stages) if (why := self._why_lost(stage)) is not None), None)
+    def stage_lost(self) -> ZrtError | None:
+        """What ends the sessions: the first stage that has no replica and will get none, since its processes are not started again, or cannot
+        load it. `worker_failed` where it is its layer workers that it lacks, else `stage_lost`."""
+        for stage in range(self.num_stages):
+            why = self._why_lost(stage)
+            if why is not None:
+                faults = [entry.fault.kind for entry in self._seating.seated(stage) if entry.fault]
+                return ZrtError("worker_failed" if faults[-1:] == ["worker_failed"] else "stage_lost", why)
+        return None
 
     def _why_lost(self, stage: int) -> str | None:
         if self._seating.holders(stage) or any(self._may_take(name, stage) for name in self._names):
@@ -327,7 +341,7 @@ def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignmen
         raise ZrtError("internal", f"{entry.address.name} has no seat")
     entry.serial = serial
     entry.state = "loading"
-    entry.done_bytes = entry.total_bytes = 0
+    entry.done_bytes = entry.total_bytes = entry.graphs = entry.all_graphs = 0
     return Assignment(
         serial,
         template.model,
@@ -343,4 +357,6 @@ def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignmen
         template.idle_s,
         seat.tp,
         list(seat.lend),
+        seat.helped,
+        seat.gpu_memory,
     )

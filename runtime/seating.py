@@ -64,7 +64,7 @@ class Seating:
         roomiest = sorted(self._blank(), key=lambda entry: entry.room, reverse=True)[:2]
         for stage in range(self.num_stages if len(roomiest) == 2 else 0):
             plan = self.of_stage(stage)
-            if self.holders(stage) or any(seat.name in self.awaited or seat.lend for seat in plan):
+            if self.holders(stage) or any(seat.name in self.awaited or seat.lends for seat in plan):
                 continue
             first, last = plan[0].first, plan[0].last
             cuts = []

@@ -9,14 +9,14 @@ from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import check_split
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Lend
+from zrt.runtime.messages.control import GPU_MEMORY, Lend
 from zrt.runtime.plan import Blocks, plan
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A place in the plan: replica `replica` of stage `stage`, for blocks first..last, usually taken by the actor called `name`, with `tp`
-    ranks. What it lends is within."""
+    ranks. What it lends is within; `helped`: it may lend more, to workers that join."""
 
     name: str
     stage: int
@@ -25,6 +25,13 @@ class Seat:
     last: int
     tp: int = 1
     lend: tuple[Lend, ...] = ()
+    helped: bool = False
+    gpu_memory: float = GPU_MEMORY
+
+    @property
+    def lends(self) -> bool:
+        """Whether its block server may have layer workers."""
+        return bool(self.lend) or self.helped
 
 
 def seat_name(stage: int, replica: int, replicas: int) -> str:
@@ -49,15 +56,10 @@ def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
         wishes(conf, spec),
     )
     for number, (stage, blocks) in enumerate(zip(conf.stages, ranges, strict=True), 1):
-        ends = {0, spec.num_blocks - 1}
         for lend in stage.lend:
             at = f"[[stage]] {number} lend: blocks {lend.blocks} of {lend.worker}"
             if lend.blocks.first < blocks.first or lend.blocks.last > blocks.last:
                 raise ZrtError("bad_config", f"{at} are not within the stage's {blocks}")
-            if ends & {lend.blocks.first, lend.blocks.last}:
-                raise ZrtError("bad_config", f"{at}: the model's first and last block stay with embedding and head")
-        if sum(len(lend.blocks) for lend in stage.lend) == len(blocks):
-            raise ZrtError("bad_config", f"[[stage]] {number} lends all its blocks: it keeps at least one")
     return ranges
 
 

@@ -23,12 +23,14 @@ class Bars:
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(binary_units=True),
+            TextColumn("{task.fields[pace]}"),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
         self._ended: set[str] = set()
+        self._states: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -39,17 +41,25 @@ class Bars:
     ) -> None:
         self._progress.stop()
 
-    def update(self, done: int, total: int, what: str) -> None:
-        """`done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet."""
+    def update(self, done: int, total: int, what: str, pace: int = 0) -> None:
+        """`done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. `pace` is in bytes a second, 0: not said."""
         if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(escape(what), total=total or None)
+            self._tasks[what] = self._progress.add_task(escape(what), total=total or None, pace="")
             if not self._console.is_terminal:
                 say(f"{what} …")
-        self._progress.update(self._tasks[what], completed=done, total=total or None)
+        rate = f"{pace / 1e6:.0f} MB/s" if pace else ""
+        self._progress.update(self._tasks[what], completed=done, total=total or None, pace=rate)
         if total and done >= total and what not in self._ended:
             self._ended.add(what)
             if not self._console.is_terminal:
-                say(f"{what}: done")
+                say(f"{what}: done" + (f", {total / 1e6:.1f} MB at {rate}" if rate else ""))
+
+    def state(self, whose: str, text: str) -> None:
+        """A line when this is said of somebody first, or anew."""
+        if text != self._states.get(whose, ""):
+            self._states[whose] = text
+            if text:
+                self.say(text)
 
     def say(self, text: str) -> None:
         """A line above the bars."""

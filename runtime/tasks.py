@@ -53,3 +53,14 @@ class Tasks:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: task %s failed", self._owner, task.get_name(), exc_info=error)
+
+
+async def together(*coros: Coroutine[Any, Any, _T]) -> list[_T]:
+    """What they return, in their order; or what the first one raised that failed, once the others have been cancelled and ended."""
+    tasks = [asyncio.ensure_future(coro) for coro in coros]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,11 +1,16 @@
-"""Tensors as bytes on the wire: numbers in little-endian order, rows after rows, without copies where none are needed."""
+"""Tensors as bytes on the wire: numbers in little-endian order, rows after rows, without copies where none are needed.
+
+Between two turns a row or so goes each way, and every operation of torch that is new to the caches costs 25 to 40 us, as much as the rest of the
+message: so one operation a tensor, the rest by numpy and memoryviews.
+"""
 
 import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,10 +39,19 @@ RAW: Final = (
 if sys.byteorder != "little":
     raise ImportError("zrt runs on little-endian machines only: tensors travel as they lie in memory")
 
+_BITS: Final[Mapping[torch.dtype, torch.dtype]] = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+}
+"""What has the same bytes, for dtypes that numpy lacks."""
+_ARRAYS: Final[Mapping[torch.dtype, Any]] = {
+    kind: torch.empty(0, dtype=_BITS.get(kind, kind)).numpy().dtype for kind in {*RAW, *DTYPES.values()}
+}
+
 # Tensors made from received bytes share read-only memory and are never written to. torch warns of that once a process: now, unheard.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)
-    torch.frombuffer(b"0", dtype=torch.uint8)
+    torch.from_numpy(np.frombuffer(b"0", np.uint8))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -45,14 +59,31 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor itself where it is of that dtype; to ask torch even so costs an operation."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
 def to_bytes(tensor: Tensor, dtype: str | None = None) -> memoryview:
     """The bytes of a tensor, first converted to `dtype` where one is given.
 
     A contiguous CPU tensor of that dtype is not copied: the view then shares its memory, so it must not be written to while the bytes are in use.
     """
-    wanted = tensor.dtype if dtype is None else DTYPES[dtype]
-    flat = tensor.detach().to("cpu", wanted).contiguous().flatten()
-    return flat.view(torch.uint8).numpy().data.toreadonly()
+    kind = tensor.dtype
+    if dtype is not None and kind != DTYPES[dtype]:
+        kind = DTYPES[dtype]
+        tensor = tensor.to(kind)
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_cpu:
+        tensor = tensor.cpu()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    if kind in _BITS:
+        tensor = tensor.view(_BITS[kind])
+    return tensor.numpy().data.cast("B").toreadonly()
 
 
 def from_bytes(buffer: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Tensor:
@@ -73,11 +104,29 @@ def to_raw(tensor: Tensor) -> RawTensor:
     return RawTensor(to_bytes(tensor), RAW.index(tensor.dtype), list(tensor.shape))
 
 
+def rows_to_raw(rows: Tensor) -> RawTensor:
+    """Hidden states [n, hidden] as an operation carries them, [1, n, hidden]; otherwise as `to_raw`."""
+    raw = to_raw(rows)
+    raw.shape = [1, *raw.shape]
+    return raw
+
+
 def from_raw(raw: RawTensor | WireTensor) -> Tensor:
     """The tensor of a message, sharing its memory as `from_bytes`. `bad_request`: an unknown tag, or a shape that does not fit the data."""
+    return _shared(raw.data, _kind(raw), raw.shape)
+
+
+def rows_from_raw(raw: RawTensor | WireTensor) -> Tensor:
+    """Hidden states [n, hidden] of a message whose shape is [1, n, hidden]. `bad_request` as `from_raw`, and for another shape."""
+    if len(raw.shape) != 3 or raw.shape[0] != 1:
+        raise ZrtError("bad_request", f"expected a shape [1, n, hidden], got {raw.shape}")
+    return _shared(raw.data, _kind(raw), raw.shape[1:])
+
+
+def _kind(raw: RawTensor | WireTensor) -> torch.dtype:
     if raw.dtype >= len(RAW):
         raise ZrtError("bad_request", f"unknown dtype tag: {raw.dtype}")
-    return _shared(raw.data, RAW[raw.dtype], raw.shape)
+    return RAW[raw.dtype]
 
 
 def _shared(buffer: bytes | bytearray | memoryview, kind: torch.dtype, shape: Sequence[int]) -> Tensor:
@@ -86,7 +135,6 @@ def _shared(buffer: bytes | bytearray | memoryview, kind: torch.dtype, shape: Se
         raise ZrtError("bad_request", f"{size} bytes do not hold {dtype_name(kind)} {list(shape)}")
     if size == 0:
         return torch.empty(tuple(shape), dtype=kind)
-    raw = torch.frombuffer(buffer, dtype=torch.uint8)
-    if raw.data_ptr() % kind.itemsize:
-        raw = raw.clone()
-    return raw.view(kind).view(tuple(shape))
+    array = np.ndarray(shape, _ARRAYS[kind], buffer)
+    tensor = torch.from_numpy(array if array.flags.aligned else array.copy())
+    return tensor.view(kind) if kind in _BITS else tensor

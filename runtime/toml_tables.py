@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -14,34 +15,48 @@ _UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
-def read_table(kind: type[_T], table: object, at: str, readers: Readers, mistakes: list[str]) -> _T | None:
-    """`table` as `kind`, or None with the reasons added to `mistakes`."""
+def read_table(
+    kind: type[_T],
+    table: object,
+    at: str,
+    readers: Readers,
+    mistakes: list[str],
+    judged: AbstractSet[str] = frozenset(),
+) -> _T | None:
+    """`table` as `kind`, with what is wrong in it added to `mistakes` and left out: None if that is required, or `judged` beside other tables."""
     if not isinstance(table, dict):
         mistakes.append(f"{at} must be a table, not {table!r}")
         return None
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     found = [f"{at} {mistake}" for mistake in unknown(table, list(fields), "key")]
     values: dict[str, Any] = {}
+    misread: set[str] = set()
     for name, field in fields.items():
         if name not in table:
             if field.required:
                 found.append(f"{at} lacks {name}")
+                misread.add(name)
             continue
         try:
             values[name] = readers.get(name, _reader(field.type))(table[name])
         except ValueError as error:  # msgspec.ValidationError is one
             found.append(f"{at} {name}: {error}")
+            if fields[name].required or name in judged:
+                misread.add(name)
     mistakes += found
-    return None if found else kind(**values)
+    return None if misread else kind(**values)
 
 
-def read_tables(kind: type[_T], tables: object, at: str, readers: Readers, mistakes: list[str]) -> tuple[_T, ...]:
-    """A list of tables; mistakes are added to `mistakes`, and then some may be left out."""
+def read_tables(
+    kind: type[_T], tables: object, at: str, readers: Readers, mistakes: list[str]
+) -> tuple[_T, ...] | None:
+    """A list of tables, as `read_table` reads them: None if one of them is."""
     if not isinstance(tables, list):
         mistakes.append(f"{at} must be a list of tables, not {tables!r}")
-        return ()
+        return None
     read = [read_table(kind, table, f"{at} {n}", readers, mistakes) for n, table in enumerate(tables, 1)]
-    return tuple(table for table in read if table is not None)
+    known = tuple(table for table in read if table is not None)
+    return known if len(known) == len(read) else None
 
 
 def unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[str]:

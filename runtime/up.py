@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 STOP_S: Final = 5.0
 """How long a process may take to end in good order."""
 TELL_S: Final = 3.0
+PORT_S: Final = 5.0
+"""How long a coordinator waits for the port of the one whose place it takes."""
 READY_S: Final = 30.0
 """How long a process may take until its sockets are bound: to start and import, not to load."""
 COORDINATOR: Final = "coordinator"
@@ -46,17 +48,17 @@ HUNG_S: Final = 4.0
 WATCH_S: Final = 0.5
 
 
-async def up(conf: Conf, words: list[str], question: Question | None, lifeline: Lifeline) -> int:
+async def up(conf: Conf, words: list[str], question: Question | None, lifeline: Lifeline, ends: str) -> int:
     """Bring the cluster up; stay until it is told to go, or until `question` is answered: the exit status.
 
-    `words` are the conf's command line words. ZrtError: why it did not come up, or ended by itself.
+    `words` are the conf's command line words, `ends` says how it is ended. ZrtError: why it did not come up, or ended by itself.
     """
     parent = Parent(conf, words)
     loop = asyncio.get_running_loop()
     for number in ending_signals():
         loop.add_signal_handler(number, parent.on_signal)
     ended = asyncio.ensure_future(parent.ended.wait())
-    work = asyncio.ensure_future(parent.serve(question, lifeline))
+    work = asyncio.ensure_future(parent.serve(question, lifeline, ends))
     try:
         await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
         if question is None and work.done() and not work.exception():
@@ -103,17 +105,18 @@ class Parent:
 
     # ---- the cluster's life -------------------------------------------------------------------------------------
 
-    async def serve(self, question: Question | None, lifeline: Lifeline) -> int:
+    async def serve(self, question: Question | None, lifeline: Lifeline, ends: str) -> int:
         """Start everything, say when it is ready, and answer the question if there is one: the exit status."""
         endpoint = await self._start()
         async with Client(endpoint) as client:
             await self._wait_ready(client)
             self.was_ready = True
-            lifeline.ready(endpoint, 0)
             if question is not None:
+                lifeline.ready(endpoint, 0)
                 self._answering = True
                 return await answer(client, question)
-        say(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; Ctrl-C or `zrt down` ends it")
+        self._say(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; {ends}")
+        lifeline.ready(endpoint, 0)
         return 0
 
     async def _start(self) -> str:
@@ -127,7 +130,8 @@ class Parent:
         )
         endpoint = (await coordinator.ready()).endpoint
         self._endpoint = endpoint
-        coordinator.argv += ["--listen", endpoint]  # after a crash it must come back where everybody looks for it
+        # after a crash it must come back where everybody looks for it, and a passing connection may have that port
+        coordinator.argv += ["--listen", endpoint, "--port-wait", str(PORT_S)]
         self._leave_note(endpoint)
         for stage, conf in enumerate(self.conf.stages):
             for replica in range(conf.replicas):
@@ -168,6 +172,8 @@ class Parent:
     def _spawn_worker(self, conf: Worker, endpoint: str) -> None:
         threads = conf.threads or len(os.sched_getaffinity(0))
         words = ["--join", endpoint, "--name", conf.name, "--device", conf.device, "--threads", str(threads)]
+        if conf.memory is not None:
+            words += ["--memory", str(conf.memory)]
         self._supervisor.spawn(
             conf.name,
             [*command("worker"), *words, "--cluster-id", self._cluster],
@@ -333,6 +339,16 @@ def _fault(text: str) -> ZrtError:
 
 def _show_loading(bars: Bars, cluster: Cluster) -> None:
     for actor in cluster.actors:
-        if actor.stage >= 0 and actor.total_bytes:
-            what = f"{actor.name} (blocks {actor.blocks})"
+        if actor.stage < 0:
+            continue
+        if actor.lend is not None:
+            bars.state(actor.name, f"{actor.name} waits for {actor.lend.waits_for}" if actor.lend.waits_for else "")
+            for worker in actor.lend.workers:
+                if worker.total_bytes and worker.state != "asked":
+                    what = f"{worker.name} (blocks {worker.layers} of {actor.name})"
+                    bars.update(worker.held_bytes, worker.total_bytes, what, worker.push_bytes_s)
+        if actor.total_bytes:
+            what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
             bars.update(actor.done_bytes, actor.total_bytes, what)
+            captures = actor.state == "loading" and actor.all_graphs > 0
+            bars.state(what, f"{what} captures {actor.all_graphs} CUDA graphs" if captures else "")

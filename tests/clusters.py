@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zrt.actors.block_server import BlockServer
 from zrt.actors.coordinator import Coordinator
@@ -32,7 +33,7 @@ class Local:
     workers: dict[str, LayerWorker]
     cache: Path
 
-    async def join_worker(self, name: str) -> LayerWorker:
+    async def join_worker(self, name: str, memory: int = 0) -> LayerWorker:
         """Start a layer worker. All have one cache, as if they were one after the other on one machine."""
         worker = LayerWorker(
             name,
@@ -41,6 +42,7 @@ class Local:
             device="cpu",
             threads=1,
             listen="tcp://127.0.0.1:0",
+            memory_bytes=memory,
         )
         await worker.start()
         self.stack.push_async_callback(worker.stop)
@@ -111,10 +113,12 @@ def cluster_file(
     replicas: int = 1,
     tp: Sequence[int] = (),
     lend: Mapping[str, Sequence[str]] | None = None,
+    helped: bool = False,
+    memory: int = 0,
     **settings: object,
 ) -> str:
     """A cluster file on a free port. `stages` are block ranges, None where planned; `tp` the ranks of each, if it is not 1; `lend` the
-    blocks of the first stage that each layer worker holds.
+    blocks of the first stage that each layer worker holds. With `helped` the first stage takes help; `memory` is the most each stage may take.
 
     Settings are `table_key=value`.
     """
@@ -143,6 +147,10 @@ def cluster_file(
         lines.append(f"replicas = {replicas}")
         if blocks is not None:
             lines.append(f'blocks = "{blocks}"')
+        if memory:
+            lines.append(f"memory = {memory}")
+        if helped and number == 0:
+            lines.append('backend = "layers"')
         for worker, held in (lend or {}).items() if number == 0 else ():
             for each in held:
                 lines += ["[[stage.lend]]", f'worker = "{worker}"', f'blocks = "{each}"']
@@ -156,8 +164,11 @@ def _toml(value: object) -> str:
 
 
 @asynccontextmanager
-async def local_cluster(folder: Path, stages: Sequence[str | None], **settings: object) -> AsyncIterator[Local]:
-    """Up and ready; everything is stopped on the way out."""
+async def local_cluster(
+    folder: Path, stages: Sequence[str | None], *, workers: Mapping[str, int] | None = None, **settings: object
+) -> AsyncIterator[Local]:
+    """Up and ready; everything is stopped on the way out. `workers` that the file does not know join as well, each with the most memory it may
+    take (0: what there is); they are there first."""
     conf = parse(cluster_file(folder, stages, **settings), "test")
     async with AsyncExitStack() as stack:
         coordinator = make_coordinator(conf, folder)
@@ -166,9 +177,12 @@ async def local_cluster(folder: Path, stages: Sequence[str | None], **settings: 
         client = await stack.enter_async_context(Client(coordinator.endpoint))
         cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = Local(coordinator, [], client, stack, {}, cache)
+        for name, memory in (workers or {}).items():
+            await (await cluster.join_worker(name, memory)).there()
         for stage, stage_conf in enumerate(conf.stages):
             for replica in range(stage_conf.replicas):
-                await cluster.join(seat_name(stage, replica, stage_conf.replicas), device=stage_conf.device)
+                name = seat_name(stage, replica, stage_conf.replicas)
+                await cluster.join(name, stage_conf.memory or 0, stage_conf.device)
         for name in spare_names(conf):
             await cluster.join(name, conf.spares.memory or 0)
         for worker in conf.workers:
@@ -177,9 +191,10 @@ async def local_cluster(folder: Path, stages: Sequence[str | None], **settings: 
         yield cluster
 
 
-def make_coordinator(conf: Conf, folder: Path) -> Coordinator:
+def make_coordinator(conf: Conf, folder: Path, **settings: Any) -> Coordinator:
     spec = read_spec(folder)
-    return Coordinator(conf, folder, spec, Prompts(folder, spec, min(conf.model.context, spec.max_positions)))
+    prompts = Prompts(folder, spec, min(conf.model.context, spec.max_positions))
+    return Coordinator(conf, folder, spec, prompts, **settings)
 
 
 def make_server(name: str, join: str, memory: int = 0, device: str = "cpu") -> BlockServer:

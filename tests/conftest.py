@@ -16,11 +16,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 SEED = os.environ.get("ZRT_SEED", "0")
 """Which cases of a matrix `make test` runs."""
+ROOMS = ("chaos", "cluster", "tui", "pipeline", "compute", "actors", "wire", "pure", "gpu")
+"""Rooms of tests, those of the longest files first: files are given out in this order where several run at once."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of each matrix and each value of the parameter it names, all but one case (chosen by the seed) are for `make chaos`."""
+    items.sort(key=lambda item: ROOMS.index(item.path.relative_to(Path(__file__).parent).parts[0]))
     cases: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
         marker = item.get_closest_marker("matrix")

@@ -88,6 +88,8 @@ def _state(node: Node) -> str:
     actor = node.actor
     if actor is None:
         return node.state
+    if actor.state == "loading" and actor.all_graphs:
+        return f"graph {actor.graphs}/{actor.all_graphs}"
     if actor.state == "loading" and actor.total_bytes:
         return f"load {actor.done_bytes / actor.total_bytes:.0%}"
     return actor.state
@@ -144,7 +146,7 @@ def _where(node: Node) -> str:
 
 def _fault(node: Node) -> str:
     if node.rank is not None:
-        return node.rank.error
+        return f"{node.rank.errors} errors, the last: {node.rank.error}" if node.rank.error else ""
     actor = node.actor
     if actor is None:
         return ""

@@ -86,6 +86,19 @@ class Decoder:
 
     def _run(self, steps: Sequence[Step], x: Tensor, only_best: bool) -> Tensor:
         shard = self.shard
+        views = self._workspace.views(len(x))
+        if shard.embedding is None:
+            views.hidden.copy_(x)
+        else:
+            shard.embedding.rows(x, views.hidden)
+            if self._embedding_scale != 1:
+                views.hidden.mul_(self._embedding_scale)
+        if shard.blocks:
+            self._blocks(steps, views)
+        return views.hidden.clone() if shard.head is None else self._logits(steps, views.hidden)
+
+    def _blocks(self, steps: Sequence[Step], views: Views) -> None:
+        """All blocks, in place on `views.hidden`."""
         assert isinstance(self.cache, KVCache)
         positions = torch.tensor(
             [position for step in steps for position in range(step.seq_pos, step.seq_pos + step.n)]
@@ -95,18 +108,10 @@ class Decoder:
             known = torch.tensor([step.rope_length for step in steps for _ in range(step.n)])
             lengths = torch.maximum(lengths, known)
         angles = [rotary.at(positions, lengths) for rotary in self._rotaries]
-        views = self._workspace.views(len(positions))
         attention = RaggedAttention(self._attention, self.cache, steps, positions, views)
-        if shard.embedding is None:
-            views.hidden.copy_(x)
-        else:
-            shard.embedding.rows(x, views.hidden)
-            if self._embedding_scale != 1:
-                views.hidden.mul_(self._embedding_scale)
-        for index, block in enumerate(shard.blocks):
+        for index, block in enumerate(self.shard.blocks):
             which = self._rotary_of[index]
             self._block(index, block, views, None if which is None else angles[which], attention)
-        return views.hidden.clone() if shard.head is None else self._logits(steps, views.hidden)
 
     def _block(
         self, index: int, block: Block, views: Views, angles: tuple[Tensor, Tensor] | None, attention: RaggedAttention

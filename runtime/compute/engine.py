@@ -7,7 +7,6 @@ import gc
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,22 +14,21 @@ from torch import Tensor
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.kv_cache import KVCache
+from zrt.runtime.compute.layout import PAGE_TOKENS
 from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.pages import PoolStats
 from zrt.runtime.compute.parallel import Collectives
 from zrt.runtime.compute.sampling import Picked, Sampler, pick
-from zrt.runtime.compute.session_cache import SessionCache
+from zrt.runtime.compute.session_cache import PageCount, SessionCache
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.split import Part, part_bytes
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Assignment
+from zrt.runtime.messages.control import GPU_MEMORY, Assignment
+from zrt.runtime.models import home
 from zrt.runtime.tensors import DTYPES, dtype_name
-
-GPU_MEMORY: Final = 0.9
-"""The part of a GPU's memory that weights and KV may take; the rest is for a turn's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +100,12 @@ class Engine:
         device: str,
         group: Collectives | None = None,
         progress: Callable[[int, int], None],
+        captured: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool],
     ) -> "Engine":
         """Read the assignment's shard from `folder` and allocate its KV pool; of a `group`, this rank's part of both.
 
+        `progress(bytes read, bytes in all)`; on a GPU, then, `captured(graphs, graphs in all)`.
         ZrtError: bad_model, unsupported, bad_config, insufficient_memory, cancelled.
         """
         spec = read_spec(folder)
@@ -122,8 +122,10 @@ class Engine:
             context=assignment.context,
             sessions=assignment.sessions,
             device=device,
+            gpu_memory=assignment.gpu_memory,
             group=group,
             progress=progress,
+            captured=captured,
             cancelled=cancelled,
         )
 
@@ -139,16 +141,27 @@ class Engine:
         context: int,
         sessions: int,
         device: str,
+        gpu_memory: float = GPU_MEMORY,
+        ends: tuple[bool, bool] | None = None,
         group: Collectives | None = None,
         progress: Callable[[int, int], None] | None = None,
+        captured: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> "Engine":
-        """As `load`, from a source that is open; `kv_bytes` are this process's own."""
+        """As `load`, from a source that is open; `kv_bytes` are this process's own, `ends` as `Shard.load` has it."""
         on_gpu = torch.device(device).type == "cuda"
         if on_gpu:
-            _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, group)
+            _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, gpu_memory, group)
         shard = Shard.load(
-            spec, source, blocks, dtype=dtype, device=device, group=group, progress=progress, cancelled=cancelled
+            spec,
+            source,
+            blocks,
+            dtype=dtype,
+            device=device,
+            ends=ends,
+            group=group,
+            progress=progress,
+            cancelled=cancelled,
         )
         if on_gpu:
             from zrt.runtime.compute.gpu_decoder import GpuDecoder  # needs Triton, which comes with torch for CUDA
@@ -163,9 +176,31 @@ class Engine:
                 sessions=sessions,
             )
             decoder = GpuDecoder(shard, pages, sessions)
-            decoder.capture()
+            decoder.capture(home() / "gpu", captured)
             return cls(shard, pages, decoder)
         cache = KVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
+        return cls(shard, cache, Decoder(shard, cache))
+
+    @classmethod
+    def of_ends(
+        cls,
+        spec: ModelSpec,
+        source: Source,
+        place: int,
+        *,
+        embedding: bool,
+        head: bool,
+        dtype: torch.dtype,
+        pages: int,
+        context: int,
+        sessions: int,
+    ) -> "Engine":
+        """No blocks, but what of the model's ends is asked for, on the CPU: what stands before block `place`, where others run all blocks.
+
+        It holds no KV, and counts `pages` of it, so that it takes the sessions that they take.
+        """
+        shard = Shard.load(spec, source, (place, place - 1), dtype=dtype, ends=(embedding, head))
+        cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=context, sessions=sessions)
         return cls(shard, cache, Decoder(shard, cache))
 
     @property
@@ -211,6 +246,11 @@ class Engine:
     def end(self) -> None:
         """Before the group ends that it computes with. Only to be dropped afterwards."""
         self._decoder.end()
+
+    def close_all(self) -> None:
+        """End every session; full pages of known names stay as cache."""
+        self.cache.close_all()
+        self._rope_lengths.clear()
 
     def stats(self) -> PoolStats:
         return self.cache.stats()
@@ -286,6 +326,7 @@ def _check_gpu(
     blocks: tuple[int, int],
     dtype: torch.dtype,
     kv_bytes: int,
+    gpu_memory: float,
     group: Collectives | None,
 ) -> None:
     """`unsupported` where this device or group cannot serve; `insufficient_vram` when weights and KV are more than the budget or what is free."""
@@ -297,12 +338,12 @@ def _check_gpu(
     part = Part() if group is None else Part(group.rank, group.world)
     weights = part_bytes(spec, part, *blocks, dtype_name(dtype))
     free, total = torch.cuda.mem_get_info(device)
-    budget = min(free, int(total * GPU_MEMORY))
+    budget = min(free, int(total * gpu_memory))
     if weights + kv_bytes > budget:
         raise ZrtError(
             "insufficient_vram",
             f"blocks {blocks[0]}-{blocks[1]} need {weights} bytes for weights and {kv_bytes} for KV on {device}; {budget} may be used "
-            f"({free} of {total} are free). Give [kv] fewer bytes, or cut the model into more stages",
+            f"({free} of {total} are free, gpu_memory is {gpu_memory}). Give [kv] fewer bytes, or cut the model into more stages",
         )
 
 

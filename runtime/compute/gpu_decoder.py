@@ -9,21 +9,24 @@ memory gives them, with norms, gate and residual inside, where the model's block
 import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from functools import partial
+from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from zrt.runtime.compute import gpu_kernels
-from zrt.runtime.compute.attention import capped_attention
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
+from zrt.runtime.compute.gpu_graph import Graph
 from zrt.runtime.compute.gpu_inputs import Inputs
-from zrt.runtime.compute.gpu_kernels import Heads, Product
-from zrt.runtime.compute.linear import DenseLinear, Linear
+from zrt.runtime.compute.gpu_kernels import Heads
+from zrt.runtime.compute.gpu_plain import PlainBlocks, PlainHead
+from zrt.runtime.compute.gpu_prompt import Prompt
+from zrt.runtime.compute.gpu_tuning import Tuning
+from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.paged_cache import PagedKVCache
-from zrt.runtime.compute.parallel import LEADER, RowParallelLinear, VocabularyLinear
 from zrt.runtime.compute.shard import Block, Shard
 from zrt.runtime.compute.workspace import Views, Workspace
 from zrt.runtime.errors import ZrtError
@@ -45,13 +48,13 @@ class GpuDecoder(Decoder):
         self._norm_eps = spec.norm_eps
         self._heads = Heads(spec, self._attention, cache.page_tokens, device)
         self._kv = [tuple(block.unbind(0)) for block in cache.pool.unbind(0)]
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[int, Graph] = {}
         self._before: list[tuple[Hashable, int, int]] | None = None
         """Sessions of the last replay, where they would go on, and the length of their rope."""
         self._ahead: tuple[list[int], list[int]] | None = None
         """If that replay's graph has been launched again, for the tokens picked in it: those tokens, and the pages they were written to."""
-        self._plain = _plain_products(shard)
-        self._plain_head = _plain_head(shard)
+        self._plain = PlainBlocks.of(shard)
+        self._plain_head = PlainHead.of(shard)
 
     @property
     def is_plain(self) -> bool:
@@ -59,20 +62,31 @@ class GpuDecoder(Decoder):
         return self._plain is not None
 
     @torch.inference_mode()
-    def capture(self, tick: Callable[[], None] | None = None) -> None:
-        """Capture the graphs of all batch sizes, the greatest first, in one pool of memory. `tick` is called after each."""
+    def capture(self, tuned: Path | None = None, tick: Callable[[int, int], None] | None = None) -> None:
+        """Capture the graphs of all batch sizes, the greatest first, in one pool of memory, once the products have the shapes that suit the card:
+        what was found is kept in the folder `tuned`. `tick(graphs captured, graphs in all)` is called before and after each."""
         sizes = [size for size in GRAPH_SIZES if size < self._sessions]
         sizes.append(min((size for size in GRAPH_SIZES if size >= self._sessions), default=GRAPH_SIZES[-1]))
         workspace = Workspace(self.shard.spec, self.shard.dtype, self.shard.device)
         pool = None
         with _no_collection():
+            if tuned is not None:
+                self._tune(Tuning(tuned, torch.cuda.get_device_name(self.shard.device)))
             for size in reversed(sizes):
-                graph = _Graph(self, size, workspace.views(size))
+                if tick is not None:
+                    tick(len(self._graphs), len(sizes))
+                graph = Graph(self, size, workspace.views(size))
                 pool = graph.capture(pool)
                 self._graphs[size] = graph
-                if tick is not None:
-                    tick()
+            if tick is not None:
+                tick(len(sizes), len(sizes))
         self._warm_up()
+
+    def _tune(self, tuning: Tuning) -> None:
+        if self._plain is not None:
+            self._plain.tune(tuning)
+        if self._plain_head is not None:
+            self._plain_head.tune(tuning)
 
     def end(self) -> None:
         """Free the graphs: a group can end only when none holds its operations any more."""
@@ -112,7 +126,7 @@ class GpuDecoder(Decoder):
                 "insufficient_vram", f"{self.shard.device} has no memory left for a turn of {len(x)} tokens"
             ) from error
 
-    def _replay(self, graph: "_Graph", steps: Sequence[Step], x: Tensor, only_best: bool) -> Tensor:
+    def _replay(self, graph: Graph, steps: Sequence[Step], x: Tensor, only_best: bool) -> Tensor:
         """Decode. Where the same sessions go on as they did before, and only their best tokens are asked for, their next tokens are begun at
         once: the device goes from token to token while the host still says what they were."""
         before, self._before = self._before, [(step.key, step.seq_pos + 1, step.rope_length) for step in steps]
@@ -155,7 +169,7 @@ class GpuDecoder(Decoder):
         prompts, start = [], 0
         for step in steps:
             if step.n > 1:
-                prompts.append(_Prompt(self, step, views, start))
+                prompts.append(Prompt(self.shard, self.pages, self._attention, step, views, start))
             start += step.n
         self.blocks(inputs, views, prompts)
         if self.shard.head is None:
@@ -171,7 +185,7 @@ class GpuDecoder(Decoder):
         """Buffers for a batch of so many rows, of which so many are sessions' single tokens."""
         return Inputs(self.shard, self.pages, self._rotaries, rows, singles)
 
-    def blocks(self, inputs: Inputs, views: Views, prompts: "Sequence[_Prompt]" = ()) -> None:
+    def blocks(self, inputs: Inputs, views: Views, prompts: Sequence[Prompt] = ()) -> None:
         """All blocks, from the tokens or hidden states of `inputs` to `views.hidden`. Touches the device alone."""
         embedding = self.shard.embedding
         if embedding is None:
@@ -180,10 +194,10 @@ class GpuDecoder(Decoder):
             embedding.rows(inputs.ids, views.hidden)
             if self._embedding_scale != 1:
                 views.hidden.mul_(self._embedding_scale)
-        fused = self._plain is not None and len(views.hidden) == 1
+        plain = self._plain if len(views.hidden) == 1 else None
         for index, block in enumerate(self.shard.blocks):
-            if fused:
-                self._fused_block(index, block, inputs, views)
+            if plain is not None:
+                plain.run(index, views, partial(self._attend, index, block, inputs, views))
             else:
                 self._whole_block(index, block, inputs, views, prompts)
 
@@ -194,11 +208,7 @@ class GpuDecoder(Decoder):
         assert shard.head is not None
         logits = torch.empty(len(hidden), shard.spec.vocab_size, dtype=shard.dtype, device=hidden.device)
         if len(hidden) == 1 and self._plain_head is not None:
-            weight, shape = self._plain_head
-            own = logits if shard.group is None else logits.new_empty(1, len(weight))
-            gpu_kernels.one_row_product(hidden, weight, own, norm=shard.final_norm, eps=self._norm_eps, shape=shape)
-            if isinstance(shard.head, VocabularyLinear):
-                shard.head.collect(own, logits)
+            self._plain_head.write(hidden, logits)
         elif len(hidden):
             gpu_kernels.norm_rows(hidden, shard.final_norm, self._norm_eps, hidden)
             shard.head.write(hidden, logits)
@@ -208,9 +218,7 @@ class GpuDecoder(Decoder):
             logits.div_(shard.spec.logits_softcap).tanh_().mul_(shard.spec.logits_softcap)
         return logits.float()
 
-    def _attend(
-        self, index: int, block: Block, inputs: Inputs, views: Views, prompts: "Sequence[_Prompt]" = ()
-    ) -> None:
+    def _attend(self, index: int, block: Block, inputs: Inputs, views: Views, prompts: Sequence[Prompt] = ()) -> None:
         which = self._rotary_of[index]
         angles = None if which is None else inputs.angles[which]
         kv = self._kv[index]
@@ -221,30 +229,7 @@ class GpuDecoder(Decoder):
         for prompt in prompts:
             prompt.attend(index, kv)
 
-    def _fused_block(self, index: int, block: Block, inputs: Inputs, views: Views) -> None:
-        assert self._plain is not None
-        plain, hidden, eps = self._plain[index], views.hidden, self._norm_eps
-        product = gpu_kernels.one_row_product
-        product(hidden, plain.qkv, views.qkv, norm=block.attention_norm, eps=eps, shape=plain.by_hidden)
-        self._attend(index, block, inputs, views)
-        self._add_row(views.attended, plain.o, plain.by_heads, views)
-        gated = views.gate_up[:, : plain.down.shape[1]]
-        product(hidden, plain.gate_up, gated, norm=block.mlp_norm, eps=eps, gate=True, shape=plain.by_hidden_gated)
-        self._add_row(gated, plain.down, plain.by_width, views)
-
-    def _add_row(self, x: Tensor, weight: Tensor, shape: Product, views: Views) -> None:
-        """One row's product, of which a group's ranks each have a summand, added to the residual stream."""
-        group = self.shard.group
-        if group is None:
-            gpu_kernels.one_row_product(x, weight, views.hidden, add=True, shape=shape)
-            return
-        gpu_kernels.one_row_product(x, weight, views.normed, shape=shape)
-        group.all_reduce(views.normed)
-        views.hidden.add_(views.normed)
-
-    def _whole_block(
-        self, index: int, block: Block, inputs: Inputs, views: Views, prompts: "Sequence[_Prompt]"
-    ) -> None:
+    def _whole_block(self, index: int, block: Block, inputs: Inputs, views: Views, prompts: Sequence[Prompt]) -> None:
         block.qkv.write(self._normed(block.attention_norm, views), views.qkv)
         if block.q_norm is not None and block.k_norm is not None:
             if self._wide_norms is not None:
@@ -288,179 +273,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-class _Graph:
-    """The forward of `size` sessions' next tokens, captured once and replayed."""
-
-    def __init__(self, decoder: GpuDecoder, size: int, views: Views) -> None:
-        self._decoder = decoder
-        self._views = views
-        self._inputs = decoder.inputs(size, size)
-        self._graph = torch.cuda.CUDAGraph()
-        self._picked = torch.empty(2, size, dtype=torch.float64, pin_memory=True)
-        self._heard = torch.cuda.Event()
-        self._best: Tensor | None = None
-        self.result: Tensor
-        """Hidden states or logits of the last launch, until the next."""
-
-    def capture(self, pool: Any) -> Any:
-        """Returns the pool of memory to be used by the next."""
-        self._inputs.fill((), torch.empty(0))
-        self._inputs.send()
-        self._forward()  # compiles what was not yet, and lets libraries make their plans
-        torch.cuda.current_stream(self._decoder.shard.device).synchronize()
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self.result = self._forward()
-        return self._graph.pool()
-
-    def launch(self, steps: Sequence[Step], x: Tensor) -> None:
-        self._inputs.fill(steps, x)
-        self._inputs.send()
-        self._graph.replay()
-
-    def launch_next(self, steps: Sequence[Step]) -> None:
-        """Again, for the tokens that the last launch picks."""
-        assert self._best is not None
-        self._inputs.fill(steps, torch.zeros(len(steps), dtype=torch.int64))
-        self._inputs.send()
-        self._inputs.ids.copy_(self._best[1])
-        self._graph.replay()
-
-    def ask_best(self) -> None:
-        """Have the device say the last launch's best tokens when it has them."""
-        assert self._best is not None
-        self._picked.copy_(self._best, non_blocking=True)
-        self._heard.record()
-
-    def best(self, count: int) -> Tensor:
-        """What was asked for last: float64 [2, count] on the CPU, the greatest logits and their tokens."""
-        self._heard.synchronize()
-        return self._picked[:, :count].clone()
-
-    def _forward(self) -> Tensor:
-        self._decoder.blocks(self._inputs, self._views)
-        if self._decoder.shard.head is None:
-            return self._views.hidden
-        logits = self._decoder.logits(self._views.hidden)
-        group = self._decoder.shard.group
-        if group is None or group.rank == LEADER:
-            self._best = gpu_kernels.best(logits)
-        else:
-            self._best = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
-        if group is not None:
-            group.broadcast(self._best)
-        return logits
-
-    def end(self) -> None:
-        self._graph.reset()
-
-
-class _Prompt:
-    """A step of several tokens: its part of the batch, and the pages of its history."""
-
-    def __init__(self, decoder: GpuDecoder, step: Step, views: Views, start: int) -> None:
-        spec, cache = decoder.shard.spec, decoder.pages
-        device = decoder.shard.device
-        self._total = step.seq_pos + step.n
-        count = -(-self._total // cache.page_tokens)
-        self._pages = torch.from_numpy(cache.table(step.key)[:count]).to(device)
-        rows = slice(start, start + step.n)
-        heads = (step.n, spec.num_heads, spec.head_dim)
-        self._queries = views.q[rows].view(heads).transpose(0, 1)[None]  # [1, heads, n, head_dim]
-        self._out = views.attended[rows].view(heads)
-        self._group = spec.num_heads // spec.num_kv_heads
-        self._attention = decoder._attention
-        self._masks: dict[int | None, Tensor | None] = {}
-        for window in set(self._attention.windows):
-            hides = window is not None and window < self._total
-            if step.seq_pos == 0 and not hides and self._attention.softcap is None:
-                self._masks[window] = None
-                continue
-            token = torch.arange(step.seq_pos, self._total, device=device)[:, None]
-            seen = torch.arange(self._total, device=device)[None, :]
-            hidden = seen > token
-            if window is not None:
-                hidden |= seen <= token - window
-            self._masks[window] = torch.zeros(hidden.shape, dtype=decoder.shard.dtype, device=device).masked_fill_(
-                hidden, float("-inf")
-            )
-
-    def attend(self, index: int, kv: Sequence[Tensor]) -> None:
-        mask = self._masks[self._attention.windows[index]]
-        keys, values = (self._history(part) for part in kv)
-        scale, softcap = self._attention.scale, self._attention.softcap
-        if softcap is None:
-            out = scaled_dot_product_attention(
-                self._queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
-            )
-        else:
-            out = capped_attention(self._queries, keys, values, mask, scale, softcap)
-        self._out.copy_(out[0].transpose(0, 1))
-
-    def _history(self, part: Tensor) -> Tensor:
-        """Keys or values [1, heads, tokens, head_dim], those of each kv head repeated for its query heads."""
-        held = part.index_select(0, self._pages).flatten(0, 1)[: self._total]  # [tokens, kv heads, head_dim]
-        return held.transpose(0, 1).repeat_interleave(self._group, dim=0)[None]
-
-
-class _PlainBlock:
-    """The weights of a block that has no bias and nothing but the norms before attention and MLP, and the shapes of its products at one row."""
-
-    def __init__(self, block: Block) -> None:
-        self.qkv = _weight(block.qkv)
-        self.o = _weight(block.o)
-        self.gate_up = _weight(block.gate_up)
-        self.down = _weight(block.down)
-        self.by_hidden = _shape(self.qkv)
-        self.by_hidden_gated = _shape(self.gate_up, gate=True)
-        self.by_heads = _shape(self.o)
-        self.by_width = _shape(self.down)
-
-
-class _NotPlain(Exception):
-    pass
-
-
-def _plain_products(shard: Shard) -> "list[_PlainBlock] | None":
-    """The blocks' weights for the kernels of one row; None where the shard is of another kind."""
-    spec = shard.spec
-    if spec.activation != "silu" or spec.residual_scale != 1 or spec.qk_norm == "width":
-        return None
-    for block in shard.blocks:
-        norms = (block.attention_out_norm, block.mlp_out_norm)
-        if any(norm is not None for norm in norms) or block.attention_norm is None or block.mlp_norm is None:
-            return None
-    try:
-        return [_PlainBlock(block) for block in shard.blocks]
-    except _NotPlain:
-        return None
-
-
-def _plain_head(shard: Shard) -> tuple[Tensor, Product] | None:
-    """Likewise of the head."""
-    if shard.head is None:
-        return None
-    try:
-        weight = _weight(shard.head)
-        return weight, _shape(weight)
-    except _NotPlain:
-        return None
-
-
-def _weight(linear: Linear) -> Tensor:
-    """A weight without bias, of a rank the rank's own part."""
-    if isinstance(linear, RowParallelLinear):
-        linear = linear.product
-    elif isinstance(linear, VocabularyLinear):
-        linear = linear.own
-    if not isinstance(linear, DenseLinear) or linear.bias is not None:
-        raise _NotPlain
-    return linear.weight
-
-
-def _shape(weight: Tensor, *, gate: bool = False) -> Product:
-    shape = gpu_kernels.shape_of(weight.shape[1])
-    if shape is None or weight.shape[0] % (shape.rows * (2 if gate else 1)):
-        raise _NotPlain
-    return shape

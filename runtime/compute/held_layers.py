@@ -57,16 +57,13 @@ class HeldLayers:
         sessions: int,
         device: str,
     ) -> "HeldLayers":
-        """Read the runs; `kv_bytes` are shared out by their layers.
+        """Read the runs, layers alone: embedding, norm and head stay with the master. `kv_bytes` are shared out by their layers.
 
-        ZrtError as Engine.read, and bad_request for the model's first and last layer: embedding and head are with them.
+        ZrtError as Engine.read, and bad_request for a layer that the model lacks.
         """
         for first, last in runs:
-            if first < 1 or last > spec.num_blocks - 2:
-                raise ZrtError(
-                    "bad_request",
-                    f"layers {first}-{last}: of this model, a worker holds some of 1-{spec.num_blocks - 2}",
-                )
+            if last >= spec.num_blocks:
+                raise ZrtError("bad_request", f"layers {first}-{last}: this model has layers 0-{spec.num_blocks - 1}")
         count = sum(last - first + 1 for first, last in runs)
         return cls(
             {
@@ -79,6 +76,7 @@ class HeldLayers:
                     context=context,
                     sessions=sessions,
                     device=device,
+                    ends=(False, False),
                 )
                 for run in runs
             }
@@ -116,8 +114,21 @@ class HeldLayers:
         for engine in self._engines.values():
             engine.close(key, names)
 
+    def close_all(self) -> None:
+        """As Engine.close_all."""
+        for engine in self._engines.values():
+            engine.close_all()
+
+    @property
+    def nbytes(self) -> int:
+        """Weights and KV pages that are not free."""
+        pools = [engine.stats() for engine in self._engines.values()]
+        weights = sum(engine.shard.nbytes for engine in self._engines.values())
+        return weights + sum((pool.used + pool.cached) * pool.page_bytes for pool in pools)
+
     def run(self, chain: Sequence[Engine], works: Sequence[Work]) -> Ran:
         """Run the steps through a chain of engines, their rows [n, hidden] one after the other."""
+        output = None
         for done, engine in enumerate(chain):
             try:
                 result = engine.turn(works)
@@ -132,15 +143,15 @@ class HeldLayers:
                 self._undo(chain[:done], [work for work, fault in zip(works, faults, strict=True) if fault is not None])
                 have = [min(each.have(work.key) for each in chain) for work in works]
                 return Ran(None, have, faults)
-            assert result.output is not None
-            rows = torch.split(result.output, [work.n for work in works])
-            works = [
-                Work(work.key, work.seq_pos, work.n, part, opens=work.opens)
-                for work, part in zip(works, rows, strict=True)
-            ]
-        return Ran(
-            torch.cat([work.rows for work in works]), [work.seq_pos + work.n for work in works], [None] * len(works)
-        )
+            output = result.output
+            assert output is not None
+            if done + 1 < len(chain):
+                parts = torch.split(output, [work.n for work in works])
+                works = [
+                    Work(work.key, work.seq_pos, work.n, part, opens=work.opens)
+                    for work, part in zip(works, parts, strict=True)
+                ]
+        return Ran(output, [work.seq_pos + work.n for work in works], [None] * len(works))
 
     def _undo(self, engines: Sequence[Engine], works: Sequence[Work]) -> None:
         """Forget what these steps added."""

@@ -61,13 +61,13 @@ def _projection(name: str, shape: tuple[int, int], bias: bool) -> Shapes:
     return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
-def end_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
-    """The tensors of the model's two ends that a shard with blocks `first..last` holds; a tied pair is one tensor."""
+def end_shapes(spec: ModelSpec, embedding: bool, head: bool) -> Shapes:
+    """The tensors of the model's two ends: the embedding, norm and head; a tied pair is one tensor."""
     matrix = (spec.vocab_size, spec.hidden_size)
     shapes: Shapes = {}
-    if first == 0:
+    if embedding:
         shapes[EMBEDDING] = matrix
-    if last == spec.num_blocks - 1:
+    if head:
         shapes[FINAL_NORM] = (spec.hidden_size,)
         shapes[EMBEDDING if spec.tied else HEAD] = matrix
     return shapes
@@ -75,10 +75,13 @@ def end_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
 
 def shard_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
     """Every tensor of a shard with blocks `first..last`, by its full name."""
-    blocks = {
-        block_name(block, part): shape for block in range(first, last + 1) for part, shape in block_shapes(spec).items()
-    }
-    return end_shapes(spec, first, last) | blocks
+    return end_shapes(spec, first == 0, last == spec.num_blocks - 1) | blocks_shapes(spec, first, last)
+
+
+def blocks_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
+    """Every tensor of blocks `first..last` (none where last is before first), by its full name."""
+    shapes = block_shapes(spec)
+    return {block_name(block, part): shape for block in range(first, last + 1) for part, shape in shapes.items()}
 
 
 def block_bytes(spec: ModelSpec, dtype: str) -> int:
@@ -99,6 +102,11 @@ def head_bytes(spec: ModelSpec, dtype: str) -> int:
 def shard_bytes(spec: ModelSpec, first: int, last: int, dtype: str) -> int:
     """Weights of a shard with blocks `first..last` (inclusive), bytes: what `Shard.nbytes` will be."""
     return _bytes(shard_shapes(spec, first, last), dtype)
+
+
+def ends_bytes(spec: ModelSpec, embedding: bool, head: bool, dtype: str) -> int:
+    """Weights of the model's ends alone, bytes."""
+    return _bytes(end_shapes(spec, embedding, head), dtype)
 
 
 def kv_token_bytes(spec: ModelSpec, dtype: str) -> int:

@@ -77,6 +77,10 @@ class PagePool:
         """Sessions open."""
         return len(self._sessions)
 
+    def sessions(self) -> list[Hashable]:
+        """The keys of those that are open."""
+        return list(self._sessions)
+
     def row(self, key: Hashable) -> int:
         """Where the session's history lies. `unknown_session` when it is not open, here as everywhere below."""
         return self._row(key).number

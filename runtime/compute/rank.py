@@ -145,6 +145,7 @@ class Rank:
             context=stage.context,
             sessions=stage.sessions,
             device=str(self.device),
+            gpu_memory=stage.gpu_memory,
             group=group,
         )
         return LoadDenseShardOk()

@@ -39,6 +39,11 @@ class SessionCache(ABC):
         self._pages.close(key, names)
         self._take_back()
 
+    def close_all(self) -> None:
+        """End every session."""
+        for key in self._pages.sessions():
+            self.close(key)
+
     def have(self, key: Hashable) -> int:
         """Tokens the session holds."""
         return self._pages.have(key)
@@ -71,3 +76,16 @@ class SessionCache(ABC):
     @abstractmethod
     def _take_back(self) -> None:
         """Let go of the memory behind `PagePool.freed`."""
+
+
+class PageCount(SessionCache):
+    """Sessions of a shard without blocks: their pages are counted, as those of the shards beside it are, and hold nothing."""
+
+    def __init__(self, pages: int, *, page_tokens: int, context: int, sessions: int) -> None:
+        super().__init__(PagePool(pages, page_tokens, 0, sessions), context)
+
+    def _adopt(self, opening: Opening) -> None:
+        """There is nothing to copy."""
+
+    def _take_back(self) -> None:
+        self._pages.freed()

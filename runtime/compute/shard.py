@@ -10,12 +10,14 @@ from zrt.runtime.compute.layout import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    block_bytes,
     block_name,
     block_shapes,
+    blocks_shapes,
     end_shapes,
+    ends_bytes,
     gate_up_parts,
     qkv_parts,
-    shard_shapes,
 )
 from zrt.runtime.compute.linear import Linear, linear
 from zrt.runtime.compute.parallel import LEADER, Collectives, RowParallelLinear, VocabularyLinear
@@ -73,30 +75,40 @@ class Shard:
         *,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        ends: tuple[bool, bool] | None = None,
         group: Collectives | None = None,
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> "Shard":
         """Read a shard from `source`, once all its tensors are known to be there. Blocks the calling thread.
 
+        `ends` says whether embedding and head are part of it, by default with the model's first and last block; where it is given, there may be
+        no blocks, and `last` is `first - 1` then.
         Of a shard that is split over a `group`, only what this rank computes with is read.
         Beyond the shard itself it holds one chunk of `weights.CHUNK_BYTES`.
         `progress(bytes done, bytes in all)` and `cancelled()` are called at least every 8 MiB. Errors: `bad_model`, `cancelled`,
         `insufficient_memory`, `bad_config` for blocks the model does not have.
         """
         first, last = blocks
-        if not 0 <= first <= last < spec.num_blocks:
+        least = first if ends is None else first - 1
+        if not first >= 0 or not least <= last < spec.num_blocks:
             raise ZrtError("bad_config", f"blocks {first}-{last} are not within this model's 0-{spec.num_blocks - 1}")
         source, spec = source.matched(spec)
         part = Part() if group is None else Part(group.rank, group.world)
         own = part.spec(spec)
-        nbytes = part_bytes(spec, part, first, last, dtype_name(dtype))
-        for name, shape in shard_shapes(spec, first, last).items():
+        if ends is None:
+            ends = first == 0, last == spec.num_blocks - 1
+            nbytes = part_bytes(spec, part, first, last, dtype_name(dtype))
+        else:
+            nbytes = (last - first + 1) * block_bytes(spec, dtype_name(dtype)) + ends_bytes(
+                spec, *ends, dtype_name(dtype)
+            )
+        for name, shape in (end_shapes(spec, *ends) | blocks_shapes(spec, first, last)).items():
             source.check(name, shape)
         loader = _Loader(spec, source, dtype, torch.device(device), part, group, nbytes, progress, cancelled)
-        ends = {name: loader.tensor(name, shape) for name, shape in end_shapes(spec, first, last).items()}
-        tables = {name: loader.table(tensor) for name, tensor in ends.items() if tensor.dim() == 2}
-        is_last = last == spec.num_blocks - 1
+        tensors = {name: loader.tensor(name, shape) for name, shape in end_shapes(spec, *ends).items()}
+        tables = {name: loader.table(tensor) for name, tensor in tensors.items() if tensor.dim() == 2}
+        is_first, is_last = ends
         return Shard(
             spec=own,
             first=first,
@@ -105,8 +117,8 @@ class Shard:
             device=torch.device(device),
             nbytes=nbytes,
             blocks=tuple(loader.block(index) for index in range(first, last + 1)),
-            embedding=tables[EMBEDDING] if first == 0 else None,
-            final_norm=loader.as_norm(ends[FINAL_NORM]) if is_last else None,
+            embedding=tables[EMBEDDING] if is_first else None,
+            final_norm=loader.as_norm(tensors[FINAL_NORM]) if is_last else None,
             head=tables[EMBEDDING if spec.tied else HEAD] if is_last else None,
             group=group,
         )

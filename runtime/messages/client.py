@@ -184,7 +184,7 @@ class Restart(Request):
 
 class Down(Request):
     """Bring the cluster down; answered by `ok` before it goes. From now on no session is taken (`draining`); those that are there may finish
-    for `timeout_ms`. A second one does not wait."""
+    for `timeout_ms`, and end with `cancelled` then. A second one does not wait."""
 
     timeout_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 5_000
 

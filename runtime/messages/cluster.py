@@ -48,6 +48,9 @@ class ActorInfo(Struct):
     turn_p95_ms: float = 0.0
     lend: LendLoad | None = None
     """Its layer workers, if it lends blocks."""
+    graphs: int = 0
+    """CUDA graphs that it has captured of `all_graphs`, once its weights are loaded on a GPU."""
+    all_graphs: int = 0
 
 
 def pipeline_order(actor: ActorInfo) -> tuple[int, str]:

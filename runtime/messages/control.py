@@ -5,7 +5,7 @@ run (`Open`, `Credit`, `Close`), and when to leave service and come back (`SetSt
 inference.py).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -18,6 +18,8 @@ ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drain
 
 Serving = Literal["ready", "draining", "drained"]
 """The states of a block server that holds its blocks."""
+
+GPU_MEMORY: Final = 0.9
 
 
 def snake(name: str) -> str:
@@ -90,6 +92,10 @@ class Assignment(Struct, frozen=True):
     """Ranks the blocks are split over; each takes its share of `kv_bytes`."""
     lend: list[Lend] = []
     """The runs of blocks that layer workers hold, each with its share of `kv_bytes`; addresses come as `Workers`."""
+    helped: bool = False
+    """Whether workers that nothing is pinned to may hold the other blocks, as the block server finds best."""
+    gpu_memory: float = GPU_MEMORY
+    """The part of a CUDA device's memory that weights and KV may take."""
 
 
 class Register(Control):
@@ -98,7 +104,8 @@ class Register(Control):
     `cluster` is the id of the cluster it belongs to, empty if it has not joined one yet: another cluster, which may have got the port
     meanwhile, refuses it as `unauthorized`.
     `memory_bytes` is the most it may take (0: no limit of its own), `room_bytes` what it could grow to on its machine as things are
-    (0: it does not say; only a blank block server does). `shares_cores`: it computes on all cores of its host, beside others that do.
+    (0: it does not say; only a blank process does). `shares_cores`: it computes on all cores of its host, beside others that do.
+    `serves` is the block server whose layers a layer worker holds.
     """
 
     kind: ActorKind
@@ -112,6 +119,7 @@ class Register(Control):
     holds: Assignment | None = None
     cluster: str = ""
     shares_cores: bool = False
+    serves: str = ""
 
 
 class KvStats(Struct, frozen=True):
@@ -233,12 +241,14 @@ class StateChanged(Control):
 
 
 class LoadProgress(Control):
-    """Bytes of weights read so far, while loading; and how the layer workers get on, if there are any."""
+    """Bytes of weights read so far, while loading; then, on a GPU, CUDA graphs captured; and how the layer workers get on, if there are any."""
 
     serial: U64
     done: U64
     total: U64
     lend: LendLoad | None = None
+    graphs: U32 = 0
+    all_graphs: U32 = 0
 
 
 class SampledToken(Struct, array_like=True):
@@ -307,9 +317,14 @@ class Assign(Control):
 
 
 class Workers(Control):
-    """The layer workers that are there. Told to block servers that lend, when they are assigned and at each change."""
+    """The layer workers of one block server. Told to those that lend, when they are assigned and at each change.
+
+    `awaited` are names of the cluster file that are not there and may yet come, `gone` processes that ended, or are silent.
+    """
 
     workers: list[Address]
+    awaited: list[Name] = []
+    gone: list[Address] = []
 
 
 class SetState(Control):

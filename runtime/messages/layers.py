@@ -155,7 +155,19 @@ class PrepareLayers(LayerMessage):
 
 
 class LayersPrepared(LayerMessage):
-    """LayerAssignment may follow."""
+    """LayerAssignment may follow.
+
+    Of the worker's `device`, on `host`: bytes of memory that layers could take now (those held as well, since others would take their place),
+    and bytes in all; `most_bytes` is the most they may take, 0 for no limit but these. `layer_us` is what one token takes through one layer of
+    this model, in microseconds, as it measured.
+    """
+
+    free_bytes: U64 = 0
+    total_bytes: U64 = 0
+    most_bytes: U64 = 0
+    layer_us: U64 = 0
+    device: str = ""
+    host: str = ""
 
 
 class ModelDataTaken(LayerMessage):

@@ -15,8 +15,8 @@ class WorkerLoad(Struct):
     `state` is `asked` (what it is and has), `pushing`, `loading`, `ready` or `lost`; `layers` reads "1-3,5". Of the `total_bytes` of its
     layers' files it has `held_bytes`; `pushed_bytes` were sent to this incarnation in all, `push_bytes_s` is the pace of the last push.
     Of its device's `total_mb` MiB of memory `free_mb` were free when it was asked. Microseconds: `latency_us` a question and its answer,
-    `layer_us` one token through one layer, as it measured, `hop_us` a turn's hop there and back with what it computes (the median of the
-    last), of `hops` in all.
+    `layer_us` one token through one layer, as it measured, `hop_us` a turn's hop there and back with what it computes, `overhead_us`
+    without that (medians of the last), of `hops` in all.
     """
 
     name: str
@@ -33,6 +33,7 @@ class WorkerLoad(Struct):
     layer_us: U64 = 0
     hop_us: U64 = 0
     hops: U64 = 0
+    overhead_us: U64 = 0
 
 
 class LendLoad(Struct):

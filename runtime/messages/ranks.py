@@ -138,7 +138,7 @@ class AssignStage(RankMessage):
     """What the next LoadDenseShard is to hold: blocks first..last (inclusive, global) in `dtype`, `kv_bytes` of KV memory on this rank.
 
     `context` is the longest session in tokens, `sessions` how many are open at once. With `random`, weights are drawn from the config, and
-    LoadDenseShard names no files.
+    LoadDenseShard names no files. `gpu_memory` is the part of a CUDA device's memory that weights and KV may take.
     """
 
     first: U64
@@ -148,6 +148,7 @@ class AssignStage(RankMessage):
     context: U64
     sessions: U64
     random: bool = False
+    gpu_memory: float = 0.9
 
 
 class OpenSession(RankMessage):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 import time
 
 import pytest
@@ -117,14 +118,26 @@ async def test_a_question_that_is_not_answered_in_time_fails_with_deadline_and_i
     await until(lambda: asker.counters.dropped == 1)
 
 
-async def test_a_reply_that_came_while_the_loop_was_held_up_beats_the_deadline(start: Start) -> None:
+@pytest.mark.parametrize("swallowed", [False, True], ids=["told", "its news swallowed by a send"])
+async def test_a_reply_that_came_while_the_loop_was_held_up_beats_the_deadline(start: Start, swallowed: bool) -> None:
     asker, answerer = await start(Actor("a")), Actor("b")
-    answerer.handle(Close, lambda envelope: Done())
+    asked = threading.Event()
+
+    def answer(envelope: Envelope) -> Done:
+        asked.set()
+        return Done()
+
+    answerer.handle(Close, answer)
+    answerer.handle(Credit, lambda envelope: None)
     async with elsewhere(answerer) as address:
         await asker.ask(address, Close(1, 2), timeout=PATIENCE_S)
+        asked.clear()
         asking = asyncio.ensure_future(asker.ask(address, Close(1, 2), timeout=0.2))
         await asyncio.sleep(0)
-        time.sleep(0.5)  # noqa: ASYNC251  holds this loop up past the deadline, not the answerer's
+        assert asked.wait(PATIENCE_S)  # holds this loop up, not the answerer's
+        time.sleep(0.5)  # noqa: ASYNC251  past the deadline
+        if swallowed:
+            asker.tell(address, Credit(1, 1, 1))
         assert (await asking).body == Done()
 
 

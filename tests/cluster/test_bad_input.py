@@ -19,10 +19,12 @@ def tiny(make_model: Callable[..., Path]) -> Path:
     return make_model("llama")
 
 
-def conf(folder: Path, *, model: Path | str, stages: list[str | None] | None = None, more: str = "") -> str:
+def conf(
+    folder: Path, *, model: Path | str, stages: list[str | None] | None = None, device: str = "cpu", more: str = ""
+) -> str:
     """The path of a cluster file of two planned stages."""
     file = folder / "cluster.toml"
-    file.write_text(cluster_file(Path(model), stages or [None, None]) + more)
+    file.write_text(cluster_file(Path(model), stages or [None, None], device=device) + more)
     return str(file)
 
 
@@ -54,6 +56,8 @@ def conf(folder: Path, *, model: Path | str, stages: list[str | None] | None = N
         ("actor block-server --join tcp://127.0.0.1:1 --listen tcp://0.0.0.0:0 --advertise tcp://me", "--insecure"),
         ("actor block-server --join tcp://127.0.0.1:1 --listen 7411", "tcp://HOST:PORT"),
         ("frobnicate", "frobnicate"),
+        ("drain stage1 --tiemout 3", "usage: zrt drain "),
+        ("actor tp-rank --rank 1 --world 2 --memory 3", "usage: zrt actor tp-rank "),
     ],
 )
 def test_words_that_are_off_are_named(words: str, named: str, tmp_path: Path) -> None:
@@ -135,7 +139,7 @@ def test_a_model_whose_weights_are_broken(tiny: Path, tmp_path: Path) -> None:
 
 def test_a_stage_that_cannot_load(tiny: Path, tmp_path: Path) -> None:
     """Its block server says why."""
-    file = conf(tmp_path, model=tiny, stages=[None], more='\ndevice = "cuda:99"\n')
+    file = conf(tmp_path, model=tiny, stages=[None], device="cuda:99")
     refused(run_zrt("up", file, home=tmp_path), 1, "unsupported", "cuda:99", "(stage0)", home=tmp_path)
 
 

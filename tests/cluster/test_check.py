@@ -163,6 +163,14 @@ def test_a_session_of_the_whole_context_that_does_not_fit_is_noted(
     assert "note: KV memory holds 128 tokens, less than the context: longer sessions are refused" in done.stdout
 
 
+def test_a_context_above_the_models_is_said(make_model: MakeModel, conf: Callable[..., Path], zrt: Zrt) -> None:
+    file = conf(make_model("llama", max_position_embeddings=512), model_context=4096)
+    said = "zrt: the model's context is 512 tokens: no session is longer, although [model] context is 4096\n"
+    planned = zrt("plan", file, "--json")
+    assert (planned.stderr, json.loads(planned.stdout)["context"]) == (said, 512)
+    assert said in zrt("up", file, "--token-ids", "1,2", "--max-tokens", "1").stderr
+
+
 SHORT = [
     ({"kv_bytes": "900TiB"}, "", "the cluster needs 1800.0 TiB of this machine's memory, and "),
     (

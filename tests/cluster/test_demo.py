@@ -1,6 +1,8 @@
 """The demo model through real processes: the same answers as transformers, and what a stage costs in memory."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +26,7 @@ PROMPTS = [
     "List three prime numbers above 100.",
     "Übersetze ins Deutsche: good morning, 世界 🌍",
 ]
-TOKENS = 48
+TOKENS = 20
 
 pytestmark = pytest.mark.demo
 
@@ -34,6 +36,7 @@ def answers(demo_model: Path) -> dict[str, list[int]]:
     """transformers' greedy ids of each prompt, its end token included."""
     tokenizer = AutoTokenizer.from_pretrained(demo_model)
     model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
+    torch.set_num_threads(1)
     found = {}
     for prompt in PROMPTS:
         chat = [{"role": "user", "content": prompt}]
@@ -58,7 +61,7 @@ def cluster(
 
 
 def _conf(folder: Path, stages: int) -> str:
-    return cluster_file(folder, [None] * stages, threads=2, model_context=512)
+    return cluster_file(folder, [None] * stages, threads=1, model_context=512)
 
 
 def test_greedy_answers_equal_transformers(cluster: Running, answers: dict[str, list[int]], demo_model: Path) -> None:
@@ -107,10 +110,7 @@ def test_a_stage_costs_its_own_shard(cluster: Running, demo_model: Path, bare: i
 @pytest.fixture(scope="module")
 def bare(cluster: Running) -> int:
     """Peak resident bytes of a block server that was given nothing."""
-    import subprocess
-    import sys
-
-    words = ["actor", "block-server", "--join", cluster.endpoint, "--name", "bystander", "--threads", "2"]
+    words = ["actor", "block-server", "--join", cluster.endpoint, "--name", "bystander", "--threads", "1"]
     process = subprocess.Popen([sys.executable, "-m", "zrt.runtime.cli", *words])
     try:
         for _ in range(600):

@@ -1,6 +1,7 @@
 """Layers lent to workers under `zrt up`: one that it starts, and one that joins from elsewhere with a cache of its own."""
 
 import json
+import re
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -80,6 +81,12 @@ def test_a_cluster_lends_to_a_worker_of_its_own_and_to_one_elsewhere_and_outlive
         cluster.children()["attic"].kill()
         assert ask() == wanted
         cellar.kill()
+        assert cellar.stderr is not None
+        joins, reached, joined, *_ = cellar.stderr.read().splitlines()
+        stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} info cellar: "
+        assert re.fullmatch(f"{stamp}a layer worker, joins the coordinator at {cluster.endpoint}", joins)
+        assert re.fullmatch(f"{stamp}is reached at tcp://127.0.0.1:[0-9]+", reached)
+        assert re.fullmatch(f"{stamp}joined the coordinator at {cluster.endpoint}", joined)
         with joining("cellar", cluster.endpoint, there) as again:
             assert ask() == wanted
             assert cluster.end() == 0

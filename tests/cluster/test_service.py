@@ -1,5 +1,6 @@
 """A cluster that loses processes for good, is drained, and goes down, as its users see it: real processes, real signals."""
 
+import re
 import signal
 import subprocess
 import time
@@ -76,6 +77,9 @@ def test_a_coordinator_hears_of_those_who_were_lost_before_it_came(tiny: Path, t
         lost = "zrt: stage_lost: stage 1 (blocks 2-3) is lost: stage1 ended with status -9 and is not started again"
         while lost not in (said := cluster.zrt(*GREEDY, "--max-tokens", "3", "--connect", cluster.endpoint).stderr):
             assert time.monotonic() < deadline, said
+        assert cluster.end() == 0
+        told = cluster.process.stderr.read()
+        assert re.search(r"\nstage0: [0-9:.]{12} warning: lost the coordinator: the connection broke\n", told)
 
 
 def test_drain_and_undrain(tiny: Path, tmp_path: Path) -> None:
@@ -85,6 +89,7 @@ def test_drain_and_undrain(tiny: Path, tmp_path: Path) -> None:
             drain = cluster.zrt("drain", "stage1", "--timeout", "0")
             assert (drain.returncode, drain.stdout) == (0, ""), drain.stderr
             assert drain.stderr.splitlines()[-1] == "zrt: stage1 is drained: 1 parked"
+            assert len(set(drain.stderr.splitlines())) == len(drain.stderr.splitlines())
             status = cluster.zrt("status").stdout
             assert "drained" in status
             assert "parked" in status
@@ -111,7 +116,11 @@ def _line(cluster: Running, part: str) -> str:
 
 
 def test_sessions_finish_before_the_cluster_goes(tiny: Path, tmp_path: Path) -> None:
-    with running(conf(tiny, tmp_path, 1, model_context=60000), home=tmp_path) as cluster:
+    """It listens where the command line says."""
+    with running(
+        conf(tiny, tmp_path, 1, model_context=60000), "--listen", "tcp://127.0.0.2:0", home=tmp_path
+    ) as cluster:
+        assert cluster.endpoint.startswith("tcp://127.0.0.2:")
         with answering(cluster, 3 * TOKENS) as (process, first):
             assert cluster.end() == 0
             rest, said = process.communicate(timeout=60)

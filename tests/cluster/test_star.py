@@ -39,13 +39,14 @@ def tokens(ids: list[int]) -> bytes:
     return struct.pack(f"<{len(ids)}I", *ids)
 
 
-@pytest.fixture
-def star(make_model: Callable[..., Path], tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def star(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Two block servers (2 blocks each) of a running cluster, as peers; and the model's folder."""
     folder = make_model("llama")
-    conf = tmp_path / "cluster.toml"
+    home = tmp_path_factory.mktemp("home")
+    conf = home / "cluster.toml"
     conf.write_text(cluster_file(folder, ["0-1", "2-3"]))
-    with running(str(conf), home=tmp_path) as cluster, zmq.Context() as context:
+    with running(str(conf), home=home) as cluster, zmq.Context() as context:
         status = msgspec.json.decode(cluster.zrt("status", "--json", "--connect", cluster.endpoint).stdout)
         servers = {actor["name"]: actor["endpoint"] for actor in status["actors"]}
         peers = [Peer(context, servers["stage0"]), Peer(context, servers["stage1"])]

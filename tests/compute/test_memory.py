@@ -38,6 +38,7 @@ def _probe(folder: Path, source: str, blocks: tuple[int, int], dtype: str) -> di
     return json.loads(done.stdout)
 
 
+@pytest.mark.matrix("stored")
 @pytest.mark.parametrize("blocks", [(0, 5), (6, 11)], ids=["first half", "second half"])
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 def test_resident_memory_stays_within_1_3_shards_while_loading_float32(make_model, stored, blocks) -> None:

@@ -22,18 +22,20 @@ STAGES = ((0, 1), (2, 3))
 SIX = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96, "head_dim": 16}
 ONE_A_FAMILY = {tiny.family: name for name, tiny in reversed(MODELS.items())}
 OFTEN = [
-    pytest.param("llama", SIX | {"vocab_size": 157}, 3, WHOLE, False, id="three ranks, odd vocabulary"),
     pytest.param(
         "llama", SIX | {"vocab_size": 157}, 3, STAGES, True, id="three ranks, odd vocabulary, tied, two stages"
     ),
     pytest.param("qwen2", SIX | {"num_key_value_heads": 1}, 3, STAGES, False, id="three ranks share a kv head"),
-    pytest.param("qwen3", {"head_dim": 16, "vocab_size": 151}, 4, STAGES, True, id="four ranks, tied, two stages"),
     pytest.param("phi3", {"vocab_size": 151}, 2, STAGES, False, id="two ranks, fused, two stages"),
 ]
-ALWAYS = [
-    pytest.param(MODELS[name].family, MODELS[name].config, tp, WHOLE, False, id=f"{name}-tp{tp}")
-    for name in MODELS
-    for tp in (2, 4)
+RARELY = [
+    pytest.param("llama", SIX | {"vocab_size": 157}, 3, WHOLE, False, id="three ranks, odd vocabulary"),
+    pytest.param("qwen3", {"head_dim": 16, "vocab_size": 151}, 4, STAGES, True, id="four ranks, tied, two stages"),
+    *(
+        pytest.param(MODELS[name].family, MODELS[name].config, tp, WHOLE, False, id=f"{name}-tp{tp}")
+        for name in MODELS
+        for tp in (2, 4)
+    ),
 ]
 
 
@@ -59,7 +61,7 @@ def generated(reference):
 
 @pytest.mark.parametrize(
     ("family", "config", "tp", "cuts", "tied"),
-    [*OFTEN, *(pytest.param(*one.values, id=one.id, marks=pytest.mark.chaos) for one in ALWAYS)],
+    [*OFTEN, *(pytest.param(*one.values, id=one.id, marks=pytest.mark.chaos) for one in RARELY)],
 )
 def test_greedy_ids_equal_those_of_generate_over_64_tokens(
     family, config, tp, cuts, tied, make_model, generated

@@ -253,6 +253,9 @@ async def test_sessions_do_not_keep_a_cluster_for_ever(timeout: float, again: bo
         await asyncio.wait_for(cluster.coordinator.ended.wait(), 10)
         assert time.monotonic() - started < 2
         assert min(map(len, made.tokens)) < 450
+        with pytest.raises(ZrtError, match="the cluster was shut down") as raised:
+            await made.over()
+        assert raised.value.kind == "cancelled"
 
 
 async def _start_down(cluster: Local, timeout: float) -> None:

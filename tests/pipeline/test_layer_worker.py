@@ -1,6 +1,8 @@
 """A layer worker, driven by hand-made documented messages: MessagePack maps over a DEALER, nothing of zrt's on this side."""
 
+import errno
 import hashlib
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -193,17 +195,14 @@ async def test_what_it_cannot_do_is_said_in_words(tmp_path: Path, fields: dict[s
         assert str(answer["message"]).startswith(said)
 
 
-@pytest.mark.parametrize("layer", [0, 5])
-async def test_the_first_and_the_last_layer_are_not_taken(model: Path, tmp_path: Path, layer: int) -> None:
-    offer = offer_of(model, (layer,))
+async def test_a_layer_that_the_model_lacks_is_refused(model: Path, tmp_path: Path) -> None:
     text = (model / "config.json").read_text()
-    settings = {"dtype": "float32", "kv_bytes": 1 << 20, "context": CONTEXT, "sessions": 4}
+    settings = {"dtype": "float32", "kv_bytes": 1 << 20, "context": CONTEXT, "sessions": 4, "random": True}
     async with worker_at(tmp_path) as peer:
         await peer.ask("PrepareLayers", config_json=text, **settings)
-        await peer.ask("LayerAssignment", layers=[f"model.layers.{layer}"], model_hash=offer.model_hash)
-        await push(peer, offer)
+        await peer.ask("LayerAssignment", layers=["model.layers.0", "model.layers.6"], model_hash="")
         answer = await peer.ask("ModelDataDone")
-        assert f"layers {layer}-{layer}: of this model, a worker holds some of 1-4" in str(answer["message"])
+        assert answer["message"] == "bad_request: layers 6-6: this model has layers 0-5"
 
 
 # ---- the push -------------------------------------------------------------------------------------------------------
@@ -294,3 +293,54 @@ def test_a_hash_is_64_hex_digits(tmp_path: Path, model_hash: str) -> None:
 
 def test_consecutive_layers_are_runs() -> None:
     assert runs_of([1, 2, 3, 5, 7, 8]) == [(1, 3), (5, 5), (7, 8)]
+
+
+def test_files_that_another_offer_brought_are_taken_over(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_files, "PIECE_BYTES", 10_000)
+    first, second = offer_of(model, (1, 2)), offer_of(model, (1, 2, 3))
+    store = LayerStore(tmp_path, first.model_hash)
+    store.take("manifest.json", 0, len(first.manifest), first.manifest)
+    whole, half = first.files
+    for at in range(0, whole.size, 10_000):
+        store.take(whole.name, at, whole.size, whole.read(at, 10_000))
+    store.take(half.name, 0, half.size, half.read(0, 10_000))
+    again = LayerStore(tmp_path, second.model_hash)
+    again.take("manifest.json", 0, len(second.manifest), second.manifest)
+    held = [again.take(file.name, 0, file.size, b"") for file in second.files]
+    assert held == [whole.size, 10_000, 0]
+    kept = tmp_path / second.model_hash / whole.name
+    assert kept.samefile(tmp_path / first.model_hash / whole.name)
+
+
+def test_half_a_file_is_never_a_whole_one(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_files, "PIECE_BYTES", 10_000)
+    offer = offer_of(model, (2,))
+    (file,) = offer.files
+    store = LayerStore(tmp_path, offer.model_hash)
+    store.take("manifest.json", 0, len(offer.manifest), offer.manifest)
+    real, full = os.fsync, {"at": 2}
+
+    def fsync(descriptor: int) -> None:
+        full["at"] -= 1
+        if full["at"] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(layer_files.os, "fsync", fsync)
+        for at in (0, 10_000):
+            store.take(file.name, at, file.size, file.read(at, 10_000))
+        with pytest.raises(ZrtError, match="No space left") as raised:
+            store.take(file.name, 20_000, file.size, file.read(20_000, 10_000))
+    assert raised.value.kind == "insufficient_memory"
+    assert not store.complete
+    with pytest.raises(ZrtError, match="not complete"):
+        store.files()
+    again = LayerStore(tmp_path, offer.model_hash)
+    held = again.take(file.name, 0, file.size, b"")
+    assert held in (20_000, 30_000)  # the third piece was written, though not known to be on the disk
+    while held < file.size:
+        held = again.take(file.name, held, file.size, file.read(held, 10_000))
+    assert again.files()[0].read_bytes() == file.read(0, file.size)

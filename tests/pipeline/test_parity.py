@@ -4,11 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from clusters import local_cluster
+from references import reference, through_stages
 from tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
 TOKENS = 64
@@ -18,42 +16,6 @@ STAGES: dict[int, list[str | None]] = {
     3: ["0", "1-2", "3"],
     4: ["0", "1", "2", "3"],
 }
-
-
-def reference(folder: Path, prompt: list[int], tokens: int, dtype: str = "float32") -> tuple[list[int], Tensor]:
-    """transformers' greedy ids, and the logits [tokens, vocab] each was picked from."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager")
-    with torch.inference_mode():
-        out = model.generate(
-            torch.tensor([prompt]),
-            do_sample=False,
-            max_new_tokens=tokens,
-            output_logits=True,
-            return_dict_in_generate=True,
-            pad_token_id=0,
-        )
-    return out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits).float()
-
-
-async def through_stages(
-    folder: Path, stages: list[str | None], prompt: list[int], tokens: int, dtype: str = "float32", **settings: object
-) -> tuple[list[int], Tensor]:
-    """The cluster's greedy ids, and the logits as the last stage's lane computed them after real hops."""
-    async with local_cluster(folder, stages, model_dtype=dtype, **settings) as cluster:
-        seen: list[Tensor] = []
-        engine = cluster.servers[-1].turns.engine
-        assert engine is not None
-        forward = engine._decoder.forward
-
-        def record(steps: object, x: Tensor, **options: bool) -> Tensor:
-            logits = forward(steps, x, **options)  # type: ignore[arg-type]
-            if len(logits):
-                seen.append(logits.clone())
-            return logits
-
-        engine._decoder.forward = record  # type: ignore[method-assign]
-        ids = await cluster.greedy(prompt, tokens)
-        return ids, torch.cat(seen)
 
 
 @pytest.mark.matrix("stages")

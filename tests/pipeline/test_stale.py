@@ -114,7 +114,7 @@ async def gone() -> AsyncIterator[Actor]:
 
 def dropped(cluster: Local) -> int:
     """All that was dropped, by everybody."""
-    coordinator = cluster.coordinator._cluster("", 0).stale
+    coordinator = cluster.coordinator._cluster(0).stale
     return coordinator + sum(load.stale + load.dropped_stale for load in (s.load() for s in cluster.servers))
 
 

@@ -103,7 +103,7 @@ def test_a_shortage_of_the_machine_is_told_with_every_number() -> None:
         "the cluster needs 27.0 GiB of this machine's memory, and 10.0 GiB are available. "
         "stage0 (blocks 0-15) needs 9.0 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 506.5 MiB); "
         "stage1 (blocks 16-31) needs 2 x 9.0 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 506.5 MiB); coordinator 128.0 MiB. "
-        "Lower [kv] bytes, take a smaller dtype or model"
+        'Lower [kv] bytes, take a smaller dtype or model, let layer workers help (backend = "layers" in a [[stage]])'
     )
 
 
@@ -122,7 +122,7 @@ def test_a_stage_that_may_take_less_than_it_needs_is_refused() -> None:
     assert error is not None
     assert error.message == (
         "stage0 (blocks 0-15) needs 9.0 GiB (weights 7.5 GiB, KV 1.0 GiB, the process 506.5 MiB); it may take 8.0 GiB: "
-        "lower [kv] bytes, take a smaller dtype or model, or raise its memory"
+        'lower [kv] bytes, take a smaller dtype or model, let layer workers help (backend = "layers" in a [[stage]]), or raise its memory'
     )
 
 
@@ -235,3 +235,13 @@ print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
     )
     peak = int(done.stdout) * 1024
     assert 0.6 * found.total_bytes < peak <= found.total_bytes
+
+
+def test_a_stage_that_takes_help_needs_here_what_cannot_be_lent() -> None:
+    helped = Stage(Blocks(0, 15), memory=2 * GIB, backend="layers")
+    found = needed(conf(helped, Stage(Blocks(16, 31), memory=20 * GIB)))
+    alone = needed(conf(Stage(Blocks(0, 15)), Stage(Blocks(16, 31))))
+    assert shortage(found) is None
+    lent = found.stages[0].lendable_bytes
+    assert found.needed_bytes == alone.needed_bytes - lent
+    assert 0 < lent < found.stages[0].total_bytes

@@ -39,6 +39,20 @@ def test_a_short_file_gets_the_defaults() -> None:
     assert config.parse(SMALL, "") == Conf(model=Model("m"), stages=(Stage(),))
 
 
+@pytest.mark.parametrize(
+    ("stages", "limits", "chunk"),
+    [
+        (["cpu"], "", config.CHUNK),
+        (["cuda:0", "cuda:1"], "", config.CHUNK_ON_GPU),
+        (["cuda:0", "cpu"], "", config.CHUNK),
+        (["cuda:0"], "[limits]\nchunk = 64", 64),
+    ],
+)
+def test_prompts_are_cut_as_suits_the_devices(stages: list[str], limits: str, chunk: int) -> None:
+    tables = "".join(f"[[stage]]\ndevice = '{device}'\n" for device in stages)
+    assert config.parse(f"[model]\nref = 'm'\n{limits}\n{tables}", "").chunk == chunk
+
+
 def test_a_pinned_stage_may_say_its_memory_alone() -> None:
     conf = config.parse(SMALL + 'blocks = "0-3"\nmemory = "2GiB"\n[[stage]]', "")
     assert [stage.memory for stage in conf.stages] == [2 << 30, None]
@@ -122,9 +136,18 @@ def test_sizes(size: str, count: int) -> None:
         (SMALL + "[spares]\ncount = -1", ["[spares] count", ">= 0"]),
         (SMALL + "[spares]\nmemory = '1GB'", ["[spares] memory", "'1GB'", "GiB"]),
         (SMALL + "[spares]\nblocks = '0-3'", ["blocks", "[spares]", "count, device, threads, memory"]),
-        (SMALL + "lent = 2", ["[[stage]] 1", "lent is no key", "blocks, replicas, device, threads, memory, tp, lend"]),
+        (
+            SMALL + "lent = 2",
+            [
+                "[[stage]] 1",
+                "lent is no key",
+                "blocks, replicas, device, threads, memory, tp, lend, backend, gpu_memory",
+            ],
+        ),
         (SMALL + "lend = 2", ["[[stage]] 1 lend", "must be a list of tables, not 2"]),
         (SMALL + "tp = 0", ["[[stage]] 1 tp", ">= 1"]),
+        (SMALL + "gpu_memory = 1.5", ["[[stage]] 1 gpu_memory", "<= 1"]),
+        (SMALL + "gpu_memory = 0", ["[[stage]] 1 gpu_memory", "> 0"]),
         (SMALL + "theads = 2", ["theads", "did you mean threads?"]),
         (SMALL + "[cluster]\nlistne = 'x'", ["[cluster]", "did you mean listen?", "name, listen, insecure"]),
         (SMALL + "[limits]\nzzz = 1", ["[limits]", "chunk, sessions, queue, idle_s, lease_s, restarts"]),
@@ -182,6 +205,28 @@ def test_every_mistake_is_named_at_once() -> None:
     assert len(message.splitlines()) == 4
 
 
+def test_contradictions_are_named_beside_what_is_wrong_by_itself() -> None:
+    message = refusal(
+        "[cluster]\nname = 'a b'\nlisten = 'tcp://0.0.0.0:1'\n[model]\nref = 'm'\ncontext = 0\n[[stage]]\nblocks = '0-3'\n"
+        "thread = 1\n[[stage]]\nblocks = '2-5'\n[[worker]]\nname = 'attic'\n[kv]\nbytes = 'much'\n"
+    )
+    for place in (
+        "[cluster] name",
+        "[cluster] listen",
+        "[model] context",
+        "[kv] bytes",
+        "[[stage]] 1 thread",
+        "[[stage]] 2 blocks: 2-5 overlap",
+        "[[worker]] attic: no [[stage.lend]] names it",
+    ):
+        assert place in message
+
+
+def test_what_rests_on_a_key_that_cannot_be_read_is_not_judged() -> None:
+    message = refusal(SMALL + "blocks = 4\n[[stage]]\nblocks = '0-3'\nmemory = '1GB'\n[[stage]]\nblocks = '2-5'\n")
+    assert len(message.splitlines()) == 2
+
+
 @pytest.mark.parametrize("listen", ["tcp://127.0.0.1:7411", "tcp://127.8.0.1:1", "tcp://localhost:0", "tcp://[::1]:5"])
 def test_this_machine_needs_no_leave(listen: str) -> None:
     assert config.parse(f"{SMALL}[cluster]\nlisten = '{listen}'", "").cluster.listen == listen
@@ -211,6 +256,17 @@ def test_tp_on_the_command_line_is_that_of_every_stage() -> None:
     assert config.override(conf, tp=2).stages == (Stage(Blocks(0, 3), tp=2), Stage(tp=2))
     with pytest.raises(ZrtError, match="--tp 0"):
         config.override(conf, tp=0)
+
+
+def test_the_command_line_says_where_to_listen() -> None:
+    conf = conf_of(Stage())
+    assert config.override(conf, listen="tcp://127.0.0.1:0").cluster == Cluster(listen="tcp://127.0.0.1:0")
+    everywhere = config.override(conf, listen="tcp://0.0.0.0:5", insecure=True)
+    assert everywhere.cluster == Cluster(listen="tcp://0.0.0.0:5", insecure=True)
+    for listen, says in (("7411", "tcp://HOST:PORT"), ("tcp://0.0.0.0:5", "say --insecure")):
+        with pytest.raises(ZrtError, match=says) as raised:
+            config.override(conf, listen=listen)
+        assert raised.value.kind == "bad_config"
 
 
 def test_the_command_line_names_another_model() -> None:
@@ -268,7 +324,11 @@ def test_a_stage_may_lend_blocks_to_a_worker() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ('"3-4"', '"3"\n[[stage.lend]]\nworker = "attic"\nblocks = "2-3"', "[[stage]] 1 lend: 3-3 and 2-3 overlap"),
+        (
+            '"3-4"',
+            '"3"\n[[stage.lend]]\nworker = "attic"\nblocks = "2-3"',
+            "[[stage]] 1 lend: 3-3 of attic and 2-3 of attic overlap",
+        ),
         ('worker = "attic"', 'worker = "cellar"', "there is no [[worker]] cellar; there are: attic"),
         ("[[stage]]", "[[stage]]\ntp = 2", "a stage with tp 2 lends nothing"),
         ("[[stage]]", "[[stage]]\nreplicas = 2", "so a stage that lends has one replica"),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import pytest
 
@@ -53,4 +54,12 @@ def test_an_object_is_short_enough_to_be_passed_on_whole() -> None:
 def test_a_person_reads_a_line() -> None:
     lines = logs.Text()
     lines.actor = "stage0"
-    assert lines.format(record(session=255, step=7)).endswith("info stage0: a turn session=00000000000000ff step=7")
+    line = lines.format(record(session=255, step=7))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d [0-9:.]{12} info stage0: a turn session=00000000000000ff step=7", line)
+
+
+def test_nobody_is_named_twice() -> None:
+    alone, passed_on = logs.Text(), logs.Text(alone=False)
+    alone.actor = passed_on.actor = "stage0"
+    assert alone.format(record("stage0: is ready")).endswith(" info stage0: is ready")
+    assert re.fullmatch("[0-9:.]{12} info: is ready", passed_on.format(record("stage0: is ready")))

@@ -1,20 +1,22 @@
 """Who holds what, and which way a session goes."""
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Assignment, Beat, Fault, Load, LoadProgress, Register, StateChanged
 from zrt.runtime.roster import MOST, Roster
-from zrt.runtime.seats import seats
+from zrt.runtime.seats import Seat, seats
 
 PLAN = seats([(0, 14), (15, 29)], [1, 2])
 
 
-def make_roster(spares: int = 0) -> Roster:
+def make_roster(spares: int = 0, plan: Sequence[Seat] = PLAN) -> Roster:
     """A block takes 10 bytes, and what holds any 5 more; a pool of KV memory has 60 pages of one block."""
     return Roster(
-        PLAN,
+        plan,
         needed=lambda first, last: 5 + 10 * (last - first + 1),
         pages=lambda seat: 60 // (seat.last - seat.first + 1),
         spares=[f"spare{number}" for number in range(spares)],
@@ -28,6 +30,10 @@ def join(
     message = Register("block_server", address.endpoint, 1, "host", state, memory_bytes=memory, room_bytes=room)  # type: ignore[arg-type]
     roster.register(address, message, 0.0)
     return address
+
+
+def told(error: ZrtError | None) -> str | None:
+    return None if error is None else error.message
 
 
 def places(roster: Roster) -> dict[str, str]:
@@ -121,7 +127,7 @@ def test_a_stage_is_lost_when_no_replica_is_left_or_comes_back() -> None:
     roster.died("stage1.1", 1)
     assert roster.stage_lost() is None
     roster.lost("stage1.1", "gone too")
-    assert roster.stage_lost() == "stage 1 (blocks 15-29) is lost: gone too"
+    assert told(roster.stage_lost()) == "stage 1 (blocks 15-29) is lost: gone too"
 
 
 def test_a_stage_is_lost_when_its_process_came_back_and_cannot_load_it() -> None:
@@ -132,7 +138,7 @@ def test_a_stage_is_lost_when_its_process_came_back_and_cannot_load_it() -> None
     roster.place()
     assert roster.stage_lost() is None
     roster.state_changed(address, StateChanged("failed", 0, Fault("bad_model", "no such file")))
-    assert roster.stage_lost() == "stage 0 (blocks 0-14) is lost: bad_model: no such file"
+    assert told(roster.stage_lost()) == "stage 0 (blocks 0-14) is lost: bad_model: no such file"
 
 
 def test_silence_is_told_by_the_last_beat() -> None:
@@ -192,6 +198,7 @@ TEMPLATE = Assignment(0, "m", "files", 0, 0, 30, "float32", 1 << 20, 256, 64, 51
         ("stage1.0", {"kv_bytes": 1}, None),
         ("stage1.0", {"context": 255}, None),
         ("stage1.0", {"chunk": 511}, None),
+        ("stage1.0", {"tp": 2}, None),
     ],
 )
 def test_what_an_earlier_coordinator_gave_is_kept_where_it_fits(
@@ -207,6 +214,14 @@ def test_what_an_earlier_coordinator_gave_is_kept_where_it_fits(
     assert not entry.routable
     roster.state_changed(address, StateChanged("ready", 77))
     assert entry.routable == (seat is not None)
+
+
+@pytest.mark.parametrize(("tp", "kept"), [(2, True), (1, False), (4, False)])
+def test_the_seat_of_a_leader_is_for_one_that_leads_as_many_ranks(tp: int, kept: bool) -> None:
+    roster = make_roster(plan=[Seat("stage0", 0, 0, 0, 29, tp=2)])
+    entry = roster.known(join(roster, "stage0", state="ready"))
+    holds = replace(TEMPLATE, serial=77, first=0, last=29, tp=tp)
+    assert roster.take_over(entry, holds, TEMPLATE) is kept
 
 
 def test_a_seat_is_taken_over_once() -> None:
@@ -431,7 +446,7 @@ def test_a_stage_is_not_lost_while_a_process_that_may_take_it_is_awaited(awaited
         roster.died(name, 1)
         if name not in awaited:
             roster.lost(name, f"{name} ended")
-    assert roster.stage_lost() == ("stage 0 (blocks 0-14) is lost: stage0 ended" if lost else None)
+    assert told(roster.stage_lost()) == ("stage 0 (blocks 0-14) is lost: stage0 ended" if lost else None)
 
 
 # ---- routes ---------------------------------------------------------------------------------------------------------

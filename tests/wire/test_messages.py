@@ -57,6 +57,8 @@ def values(kind):
             return st.text(min_size=kind.min_length or 0, max_size=kind.max_length or 20)
         case shape_of.BoolType():
             return st.booleans()
+        case shape_of.AnyType():
+            return st.none() | st.booleans() | st.integers(0, 2**64 - 1) | st.text(max_size=20)
         case shape_of.NoneType():
             return st.none()
         case shape_of.MemoryViewType():

@@ -1,0 +1,104 @@
+"""A worker gets its layers: what model they are of, which, the bytes it lacks, and its word that they are loaded."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zrt.actors.layer_push import push
+from zrt.actors.lent_worker import CHUNK_S, HELLO_S, LOAD_S, LentWorker
+from zrt.runtime.compute.inventory import Inventory
+from zrt.runtime.compute.spec import ModelSpec, read_spec
+from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
+from zrt.runtime.layer_files import LayerFile, Offer
+from zrt.runtime.layer_plan import ranges
+from zrt.runtime.messages.control import Assignment
+from zrt.runtime.messages.layers import (
+    RAW_DTYPES,
+    Hello,
+    LayerAssignment,
+    LayerAssignmentAck,
+    LayersPrepared,
+    ModelDataDone,
+    PrepareLayers,
+    WorkerInfo,
+    WorkerReady,
+    layer_name,
+)
+from zrt.runtime.tensors import DTYPES, RAW
+
+
+@dataclass(frozen=True, slots=True)
+class LentModel:
+    """What an assignment is of, as its master reads it. Made in a thread: headers are read."""
+
+    assignment: Assignment
+    config_json: str
+    spec: ModelSpec
+    source: Source
+
+    @classmethod
+    def open(cls, folder: Path, assignment: Assignment) -> "LentModel":
+        """ZrtError bad_model, unsupported."""
+        spec = read_spec(folder)
+        source: Source = RandomCheckpoint(spec)
+        if assignment.weights == "files":
+            source, spec = open_checkpoint(folder).matched(spec)
+        return cls(assignment, (folder / "config.json").read_text(), spec, source)
+
+    def kv_bytes(self, blocks: int) -> int:
+        """The share of so many blocks in the stage's KV memory."""
+        return self.assignment.kv_bytes * blocks // (self.assignment.last - self.assignment.first + 1)
+
+    def prepare(self, blocks: int) -> PrepareLayers:
+        """What says to a worker of which model so many of its layers are."""
+        given = self.assignment
+        return PrepareLayers(
+            self.config_json,
+            given.dtype,
+            self.kv_bytes(blocks),
+            given.context,
+            given.sessions,
+            given.weights == "random",
+        )
+
+    def offer(self, layers: Sequence[int]) -> Offer | None:
+        """These layers' files; None where weights are drawn. Reads them all, for their hashes."""
+        if not isinstance(self.source, Inventory):
+            return None
+        files = [LayerFile.of(self.source, self.spec, layer) for layer in layers]
+        return Offer(files, self.config_json)
+
+
+async def set_up(worker: LentWorker, model: LentModel, layers: Sequence[int], changed: Callable[[], None]) -> None:
+    """Until the worker has loaded `layers`; `changed` is called as its `load` changes. ZrtError: the worker's, worker_failed."""
+    load = worker.load
+    load.state, load.layers = "asked", ranges(layers)
+    offer = await asyncio.to_thread(model.offer, layers)
+    await worker.ask(model.prepare(len(layers)), LayersPrepared, CHUNK_S)
+    names = [layer_name(layer) for layer in layers]
+    assignment = LayerAssignment(names, offer.model_hash if offer is not None else "")
+    ack = await worker.ask(assignment, LayerAssignmentAck, CHUNK_S)
+    load.total_bytes = sum(file.size for file in offer.files) if offer is not None else 0
+    if ack.needs_data and offer is not None:
+        load.state = "pushing"
+        load.push_bytes_s = 0
+        started, before = time.monotonic(), load.pushed_bytes
+
+        def pushed(held: int, sent: int) -> None:
+            load.held_bytes = held
+            load.pushed_bytes = before + sent
+            load.push_bytes_s = int(sent / max(1e-6, time.monotonic() - started))
+            changed()
+
+        await push(worker, offer, pushed)
+    load.held_bytes, load.state = load.total_bytes, "loading"
+    changed()
+    await worker.ask(ModelDataDone(), WorkerReady, LOAD_S)
+    info = await worker.ask(Hello(), WorkerInfo, HELLO_S)
+    wanted = RAW_DTYPES[RAW.index(DTYPES[model.assignment.dtype])]
+    if info.dtype != wanted:
+        raise worker.failure(f"it computes in {info.dtype}, not {wanted}")
+    load.state = "ready"
+    changed()

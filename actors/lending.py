@@ -1,0 +1,319 @@
+"""A block server's layer workers: which are there, what each gets, and what is done when one is lost.
+
+Told by the coordinator (`Workers`) who there is. Pinned runs wait for their workers; where the stage takes help, the other blocks are shared
+out over the workers that are there and the block server itself (layer_plan.py). It waits for workers as long as its blocks do not fit without.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from zrt.actors.backend import Backend, LocalBackend
+from zrt.actors.layer_setup import LentModel
+from zrt.actors.lent_layers import LentLayers, OwnRun, Progress, cut
+from zrt.actors.lent_worker import LentWorker
+from zrt.runtime.capacity import BLOCK_SERVER_BYTES, turn_bytes
+from zrt.runtime.compute.device_memory import device_memory
+from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.layer_time import layer_time
+from zrt.runtime.compute.layout import block_bytes, ends_bytes
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.lane import Lane
+from zrt.runtime.layer_plan import Holder, LayerPlan, plan_layers, ranges, usable
+from zrt.runtime.member import Member
+from zrt.runtime.messages.control import Address, Assignment, Lend, Workers
+from zrt.runtime.messages.lending import LendLoad
+from zrt.runtime.tensors import DTYPES
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 5
+"""How often layers are given out before their stage is failed."""
+PAUSE_S: Final = 0.5
+WAIT_S: Final = 600.0
+"""How long workers may take to join, or to come back."""
+GRACE_S: Final = 5.0
+"""How long a stage that could do without waits for workers of the cluster file, and for those it had."""
+FIRST_S: Final = 2.0
+"""How long a stage that takes help waits for a first worker."""
+RETRY_S: Final = 1.0
+"""When a worker whose connection broke is tried again."""
+
+
+class Lending:
+    """What `load` gives out stays until `end`; `lost` is called when it breaks of itself, and `load` is due again. `told` is called when
+    `stats` change while it loads."""
+
+    def __init__(
+        self, actor: Member, lane: Lane, device: str, lost: Callable[[ZrtError], None], told: Callable[[], None]
+    ) -> None:
+        self.lent: LentLayers | None = None
+        self._actor = actor
+        self._lane = lane
+        self._device = device
+        self._lost = lost
+        self._told = told
+        self._workers: dict[str, LentWorker] = {}
+        self._awaited: set[str] = set()
+        self._changed = asyncio.Event()
+        self._down: dict[str, float] = {}
+        self._refused: dict[Address, str] = {}
+        self._plan = LayerPlan(())
+        self._kept: dict[OwnRun, Engine] = {}
+        self._given: Assignment | None = None
+        self._own_us = 0
+        self._own = ""
+        self._waits_for = ""
+        self._rebuilds = 0
+
+    # ---- who is there -----------------------------------------------------------------------------------------------
+
+    def workers_are(self, message: Workers) -> None:
+        """What the coordinator knows. One that it does not name may yet be there, and goes on with what it does."""
+        for address in message.workers:
+            known = self._workers.get(address.name)
+            if known is None or known.address != address:
+                if known is not None:
+                    self._gone(known.address)
+                self._workers[address.name] = LentWorker(self._actor, address)
+                self._down.pop(address.name, None)
+        named = {address.name for address in message.workers}
+        for name in [name for name in self._workers if name not in named]:
+            del self._workers[name]
+        for address in message.gone:
+            self._gone(address)
+        self._awaited = set(message.awaited)
+        self._changed.set()
+
+    def peer_died(self, address: Address) -> None:
+        """The connection broke; if the process is there, it is tried again."""
+        worker = self._workers.get(address.name)
+        if worker is not None and worker.address == address:
+            self._down[address.name] = time.monotonic() + RETRY_S
+            worker.load.state = "lost"
+            self._changed.set()
+        if self.lent is not None:
+            self.lent.worker_lost(address)
+
+    def _gone(self, address: Address) -> None:
+        if self.lent is not None:
+            self.lent.worker_lost(address)
+
+    def lacks_nobody(self, assignment: Assignment) -> bool:
+        """Whether all workers of pinned runs are there."""
+        return all(lend.worker in self._workers for lend in assignment.lend)
+
+    def stats(self) -> LendLoad:
+        return LendLoad(
+            self._own, self._waits_for, self._rebuilds, [worker.load for _, worker in sorted(self._workers.items())]
+        )
+
+    # ---- giving out -------------------------------------------------------------------------------------------------
+
+    async def load(
+        self, folder: Path, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]
+    ) -> Backend:
+        """The backend of this assignment. What breaks off since a worker is lost is begun again, a few times.
+
+        ZrtError: as Engine.load; a worker's own, where blocks are pinned to it; `worker_failed`.
+        """
+        if assignment != self._given:
+            self.forget()
+            self._given = assignment
+        model = await self._lane.run(LentModel.open, folder, assignment)
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self._rebuilds += 1
+                await asyncio.sleep(PAUSE_S * attempt)
+            try:
+                plan = self._plan = await self._planned(model, cancelled)
+                return await self._give_out(folder, model, plan, progress, cancelled)
+            except ZrtError as error:
+                if cancelled() or attempt == ATTEMPTS - 1 or not self._may_go_on(assignment, error):
+                    raise
+                log.warning("%s: layers are given out again: %s", self._actor.name, error)
+                await self.end()
+        raise AssertionError("the last attempt returns or raises")
+
+    def _may_go_on(self, assignment: Assignment, error: ZrtError) -> bool:
+        """Whether another attempt may do: a worker was lost, or one that nothing is pinned to cannot hold what it was given."""
+        worker = self._workers.get(error.where)
+        if error.kind == "worker_failed":
+            return True
+        if worker is None or any(lend.worker == worker.name for lend in assignment.lend):
+            return False
+        self._refused[worker.address] = error.message
+        return True
+
+    async def _give_out(
+        self, folder: Path, model: LentModel, plan: LayerPlan, progress: Progress, cancelled: Callable[[], bool]
+    ) -> Backend:
+        given = model.assignment
+        lent_blocks = {block for lend in plan.lends for block in range(lend.first, lend.last + 1)}
+        self._own = ranges([block for block in range(given.first, given.last + 1) if block not in lent_blocks])
+        for worker in self._workers.values():
+            worker.load.layers = ranges(plan.layers(worker.name))
+        self._say("")
+        if not plan.lends:
+            self._kept.clear()
+            engine = await self._lane.run(_load, folder, given, self._device, progress, cancelled)
+            return LocalBackend(self._lane, engine)
+        runs = cut(given, plan.lends)
+        self._kept = {run: engine for run, engine in self._kept.items() if run in runs}
+        lent = self.lent = LentLayers(self._actor, self._lane, self._on_lost)
+        await lent.load(model, runs, self._workers, self._device, self._kept, progress, cancelled)
+        self._kept = {}
+        if lent.broken is not None:
+            raise lent.broken
+        return lent
+
+    def _on_lost(self, error: ZrtError) -> None:
+        self._rebuilds += 1
+        self._lost(error)
+
+    async def end(self) -> None:
+        """Nothing is lent any more. Our own engines are kept for the next load, without their sessions."""
+        lent, self.lent = self.lent, None
+        if lent is not None:
+            lent.end()
+            self._kept |= lent.own
+        for engine in self._kept.values():
+            await self._lane.run(engine.close_all)
+
+    def forget(self) -> None:
+        """The next load is of another assignment."""
+        self._kept.clear()
+        self._refused.clear()
+        self._plan = LayerPlan(())
+        self._own_us = self._rebuilds = 0
+
+    # ---- the plan ---------------------------------------------------------------------------------------------------
+
+    async def _planned(self, model: LentModel, cancelled: Callable[[], bool]) -> LayerPlan:
+        """Who gets which blocks, once all that is needed is there. ZrtError bad_config, worker_failed, cancelled."""
+        given = model.assignment
+        began = time.monotonic()
+        while True:
+            self._changed.clear()
+            now = time.monotonic()
+            if cancelled():
+                raise ZrtError("cancelled", "another assignment came", self._actor.name)
+            there = {name for name in self._workers if self._down.get(name, 0.0) <= now}
+            pins = [lend for lend in given.lend if lend.worker in there or not self._given_up(lend.worker, given)]
+            missing = sorted({lend.worker for lend in pins} - there)
+            if missing:
+                waits = f"layer worker {', '.join(missing)}"
+            elif (grace := self._grace(given, there)) and now - began < grace:
+                waits = "layer workers that may join"
+            else:
+                found = await self._plan_with(model, pins, there)
+                if isinstance(found, LayerPlan):
+                    return found
+                waits = found
+            if now - began > WAIT_S:
+                raise ZrtError("worker_failed", f"{WAIT_S:.0f} s went by without {waits}", self._actor.name)
+            self._say(waits)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await self._changed.wait()
+
+    def _given_up(self, name: str, given: Assignment) -> bool:
+        """Whether a worker that blocks are pinned to will not come: others take them, where the stage takes help. ZrtError worker_failed."""
+        if name in self._workers or name in self._awaited:
+            return False
+        if given.helped:
+            return True
+        text = f"the layer worker {name} is not started again, and blocks are pinned to it"
+        raise ZrtError("worker_failed", text, self._actor.name)
+
+    def _grace(self, given: Assignment, there: set[str]) -> float:
+        """Seconds to wait for workers that the stage could do without."""
+        if not given.helped:
+            return 0.0
+        had = {lend.worker for lend in self._plan.lends}
+        spare = there - had - {lend.worker for lend in given.lend}
+        if (self._awaited | had) - there and not (had and spare):
+            return GRACE_S
+        return 0.0 if there else FIRST_S
+
+    async def _plan_with(self, model: LentModel, pins: list[Lend], there: Iterable[str]) -> LayerPlan | str:
+        """The plan with these workers; or what it waits for, in words. ZrtError bad_config."""
+        given = model.assignment
+        pinned = {lend.worker for lend in pins}
+        looked = [
+            worker
+            for name in sorted(there)
+            if (worker := self._workers.get(name)) is not None
+            and (name in pinned or (given.helped and worker.address not in self._refused))
+        ]
+        answers = await asyncio.gather(*(worker.look(model.prepare(0)) for worker in looked), return_exceptions=True)
+        helpers = []
+        for worker, answer in zip(looked, answers, strict=True):
+            if isinstance(answer, ZrtError) and answer.kind == "worker_failed":
+                self._down[worker.name] = time.monotonic() + RETRY_S
+                worker.load.state = "lost"
+                return f"layer worker {answer.message}"
+            if isinstance(answer, ZrtError) and worker.name not in pinned:
+                self._refused[worker.address] = answer.message
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            worker.load.state = "asked"
+            if worker.name not in pinned:
+                helpers.append(worker)
+        if not given.helped:
+            return plan_layers(given.first, given.last, pins, [Holder("", given.num_blocks, 1)])
+        holders = await self._holders(model, helpers)
+        plan = plan_layers(given.first, given.last, pins, holders)
+        if not plan.lacking:
+            return plan
+        refused = [f"{address.name} ({why})" for address, why in self._refused.items() if address.name in there]
+        besides = f", besides {', '.join(refused)}" if refused else ""
+        room = ", ".join(f"{holder.name or 'here'} {holder.layers}" for holder in holders)
+        return (
+            f"layer workers with room for {plan.lacking} of blocks {given.first}-{given.last} (room: {room}){besides}"
+        )
+
+    async def _holders(self, model: LentModel, helpers: list[LentWorker]) -> list[Holder]:
+        """Ourselves and the workers, with what each has room for. Those of one machine have its memory together."""
+        given = model.assignment
+        block = block_bytes(model.spec, given.dtype) + model.kv_bytes(1)
+        here = (socket.gethostname(), self._device)
+        crowd = Counter([here, *((worker.has.host, worker.has.device) for worker in helpers)])
+        free, total = await self._lane.run(device_memory, self._device)
+        ends = ends_bytes(model.spec, given.first == 0, given.last == given.num_blocks - 1, given.dtype)
+        turn = turn_bytes(model.spec, given.dtype, given.chunk, given.sessions)
+        held = sum(engine.shard.nbytes for engine in self._kept.values())
+        if self._device == "cpu":
+            room = (free + held) // crowd[here]
+            if self._actor.memory_bytes:
+                room = min(room, self._actor.memory_bytes - BLOCK_SERVER_BYTES)
+        else:
+            room = min(free + held, int(total * given.gpu_memory))
+        if helpers and not self._own_us:
+            self._own_us = await self._lane.run(layer_time, model.spec, DTYPES[given.dtype], self._device)
+        holders = [Holder("", max(0, room - ends - turn) // block, self._own_us)]
+        for worker in helpers:
+            has = worker.has
+            shared = crowd[has.host, has.device]
+            space = usable(has.free_bytes, has.total_bytes, has.device) // shared
+            space = min(space, has.most_bytes) if has.most_bytes else space
+            holders.append(Holder(worker.name, max(0, space - turn) // block, has.layer_us))
+        return holders
+
+    def _say(self, waits_for: str) -> None:
+        if waits_for != self._waits_for:
+            self._waits_for = waits_for
+            if waits_for:
+                log.info("%s waits for %s", self._actor.name, waits_for)
+        self._told()
+
+
+def _load(folder: Path, given: Assignment, device: str, progress: Progress, cancelled: Callable[[], bool]) -> Engine:
+    return Engine.load(folder, given, device=device, progress=progress, cancelled=cancelled)

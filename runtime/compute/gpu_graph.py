@@ -1,0 +1,81 @@
+"""The forward of several sessions' next tokens as a CUDA graph: captured once for a number of rows, replayed for each token."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from zrt.runtime.compute import gpu_kernels
+from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.parallel import LEADER
+from zrt.runtime.compute.workspace import Views
+
+if TYPE_CHECKING:
+    from zrt.runtime.compute.gpu_decoder import GpuDecoder
+
+
+class Graph:
+    """The forward of `size` sessions' next tokens, captured once and replayed."""
+
+    def __init__(self, decoder: "GpuDecoder", size: int, views: Views) -> None:
+        self._decoder = decoder
+        self._views = views
+        self._inputs = decoder.inputs(size, size)
+        self._graph = torch.cuda.CUDAGraph()
+        self._picked = torch.empty(2, size, dtype=torch.float64, pin_memory=True)
+        self._heard = torch.cuda.Event()
+        self._best: Tensor | None = None
+        self.result: Tensor
+        """Hidden states or logits of the last launch, until the next."""
+
+    def capture(self, pool: Any) -> Any:
+        """Returns the pool of memory to be used by the next."""
+        self._inputs.fill((), torch.empty(0))
+        self._inputs.send()
+        self._forward()  # compiles what was not yet, and lets libraries make their plans
+        torch.cuda.current_stream(self._decoder.shard.device).synchronize()
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self.result = self._forward()
+        return self._graph.pool()
+
+    def launch(self, steps: Sequence[Step], x: Tensor) -> None:
+        self._inputs.fill(steps, x)
+        self._inputs.send()
+        self._graph.replay()
+
+    def launch_next(self, steps: Sequence[Step]) -> None:
+        """Again, for the tokens that the last launch picks."""
+        assert self._best is not None
+        self._inputs.fill(steps, torch.zeros(len(steps), dtype=torch.int64))
+        self._inputs.send()
+        self._inputs.ids.copy_(self._best[1])
+        self._graph.replay()
+
+    def ask_best(self) -> None:
+        """Have the device say the last launch's best tokens when it has them."""
+        assert self._best is not None
+        self._picked.copy_(self._best, non_blocking=True)
+        self._heard.record()
+
+    def best(self, count: int) -> Tensor:
+        """What was asked for last: float64 [2, count] on the CPU, the greatest logits and their tokens."""
+        self._heard.synchronize()
+        return self._picked[:, :count].clone()
+
+    def _forward(self) -> Tensor:
+        self._decoder.blocks(self._inputs, self._views)
+        if self._decoder.shard.head is None:
+            return self._views.hidden
+        logits = self._decoder.logits(self._views.hidden)
+        group = self._decoder.shard.group
+        if group is None or group.rank == LEADER:
+            self._best = gpu_kernels.best(logits)
+        else:
+            self._best = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
+        if group is not None:
+            group.broadcast(self._best)
+        return logits
+
+    def end(self) -> None:
+        self._graph.reset()

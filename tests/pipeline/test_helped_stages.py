@@ -1,0 +1,81 @@
+"""Stages that take help: workers that join by themselves get what memory and speed say, and what comes out is the model's own."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from clusters import Local, cluster_file, local_cluster
+from transformers import AutoModelForCausalLM
+
+from zrt.runtime.capacity import BLOCK_SERVER_BYTES, block_server_bytes, turn_bytes
+from zrt.runtime.compute.layout import block_bytes
+from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.config import parse
+from zrt.runtime.messages.lending import LendLoad
+
+PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
+TOKENS = 24
+KV = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Path]) -> Path:
+    return make_model("llama", num_hidden_layers=8)
+
+
+@pytest.fixture(scope="module")
+def wanted(model: Path) -> list[int]:
+    """transformers' greedy ids."""
+    made = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        ids = made.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=200, pad_token_id=0)
+    return ids[0, len(PROMPT) :].tolist()
+
+
+def memory_for(model: Path, blocks: int, *, worker: bool = False) -> int:
+    """What a block server, or a worker, takes with so many blocks, and a little more."""
+    spec = read_spec(model)
+    block = block_bytes(spec, "float32") + KV // spec.num_blocks
+    if worker:
+        return BLOCK_SERVER_BYTES + turn_bytes(spec, "float32", 512, 64) + blocks * block + block // 2
+    conf = parse(cluster_file(model, [None]), "test")
+    ends = block_server_bytes(conf, spec, 0, 7) - 8 * block_bytes(spec, "float32") - KV
+    return ends + blocks * block + block // 2
+
+
+async def lent(cluster: Local) -> LendLoad:
+    seen = await cluster.until(lambda seen: bool(seen.actors[0].lend and seen.ready))
+    load = seen.actors[0].lend
+    assert load is not None
+    return load
+
+
+async def test_a_stage_that_fits_starts_without_workers(model: Path, wanted: list[int]) -> None:
+    async with local_cluster(model, [None], helped=True) as cluster:
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted[:TOKENS]
+        assert (await lent(cluster)).own == "0-7"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "runs"),
+    [
+        (0, {"attic": 0}, {"attic": "0-7"}),
+        (3, {"attic": 2, "cellar": 0}, {"attic": "3-4", "cellar": "5-7"}),
+        (4, {"attic": 4}, {"attic": "4-7"}),
+    ],
+)
+async def test_blocks_that_do_not_fit_go_to_workers_as_far_as_they_have_room(
+    model: Path, wanted: list[int], here: int, there: dict[str, int], runs: dict[str, str]
+) -> None:
+    workers = {name: memory_for(model, blocks, worker=True) if blocks else 0 for name, blocks in there.items()}
+    memory = memory_for(model, here)
+    async with local_cluster(model, [None], helped=True, memory=memory, workers=workers) as cluster:
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted[:TOKENS]
+        load = await lent(cluster)
+        assert {worker.name: worker.layers for worker in load.workers} == runs
+        for worker in load.workers:
+            assert worker.state == "ready"
+            assert worker.pushed_bytes == worker.held_bytes == worker.total_bytes > 0
+            assert min(worker.layer_us, worker.latency_us, worker.total_mb) > 0
+        assert (load.waits_for, load.rebuilds) == ("", 0)
