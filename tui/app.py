@@ -163,11 +163,11 @@ class Top(App[None]):
         self.query_one(ContentSwitcher).current = name
         if name == "drains":
             on_first = self.focused is self._tables["actors"]
-            self._tables["replies" if again and on_first else "actors"].focus()
+            self.set_focus(self._tables["replies" if again and on_first else "actors"])
         elif name == "throughput":
             self.set_focus(None)
         else:
-            self._tables[name].focus()
+            self.set_focus(self._tables[name])
         self.refresh_bindings()
         self._draw()
 

@@ -17,7 +17,7 @@ def plot(title: str, values: Sequence[float], width: int, height: int, *, second
     rows = max(1, height - LEAST + 1)
     shown = list(values[-columns:])
     top = _round_up(max(shown, default=0.0))
-    levels = [round(min(1.0, value / top) * rows * 8) for value in shown]
+    levels = [round(min(1.0, value / top) * rows * 8) if value > 0 else 0 for value in shown]
     lines = [f"{title}: {shown[-1] if shown else 0.0:.1f} now, {max(shown, default=0.0):.1f} most"]
     for row in reversed(range(rows)):
         label = f"{top:g}" if row == rows - 1 else ""

@@ -79,7 +79,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     most = max(shown, default=0.0)
     if most <= 0:
         return ""
-    return "".join(BARS[min(len(BARS) - 1, max(0, int(value / most * len(BARS))))] for value in shown)
+    levels = [value / most * len(BARS) for value in shown]
+    return "".join(BARS[int(min(len(BARS) - 1, level))] if level > 0 else BARS[0] for level in levels)
 
 
 def amount(count: float) -> str:

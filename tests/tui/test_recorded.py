@@ -23,6 +23,7 @@ from zrt.runtime.messages.cluster import ActorInfo, HopInfo
 from zrt.runtime.messages.control import KvStats
 from zrt.runtime.messages.lending import LendLoad
 from zrt.tui.app import Top
+from zrt.tui.detail import Detail
 from zrt.tui.keys import VIEWS
 from zrt.tui.lines import Lines
 
@@ -110,8 +111,11 @@ async def test_a_view_looks_as_it_did(scene: str, tmp_path: Path) -> None:
             later.happened = []
             top.state.take(later, AT)
         await pilot.press(*SCENES[scene])
+        await pilot.pause(0.1)
         top._draw()
-        await pilot.pause()
+        if isinstance(top.screen, Detail):
+            await until(pilot, lambda: "no connection" in screen(top))
+        await pilot.pause(0.1)
         drawn = normal(top.export_screenshot(title="zrt top"))
     stored = PICTURES / f"{scene}.svg"
     if os.environ.get("ZRT_PICTURES") == "write":

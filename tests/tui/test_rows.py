@@ -24,8 +24,8 @@ test: tiny                ready
 │ ├ stage1.0              load 50%  ██░░░░  25%     0    0%    0.0           1.2
 │ └ stage1.1              drained   ██░░░░  25%     0    0%    0.0     2G    1.2
 │   ├ rank 0              ready                                              0.4
-│   ├ rank 1              ready                                     1G       0.4
-│   └ rank 2              ready                                     2G       0.4
+│   ├ rank 1              ready                                        1G    0.4
+│   └ rank 2              ready                                        2G    0.4
 └ others
   └ coordinator           ready
 """.strip()
@@ -128,7 +128,7 @@ def test_of_many_hops_the_first_are_shown_and_the_others_summed() -> None:
 def test_a_drain_in_a_line() -> None:
     (drain,) = cluster().drains
     assert tables.DRAINS.row(drain).text.rstrip() == (
-        "stage0             draining      2     1        0      0 1.5 of 9 s       client.1"
+        "stage0             draining      2     1        0      0 1.5 of 9 s     client.1"
     )
 
 
