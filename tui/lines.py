@@ -17,16 +17,19 @@ STYLES = ("plain", "dim", "good", "warn", "bad", "head", "cursor")
 
 class Lines(ScrollView, can_focus=True):
     """The rows of `table`, with a title line that stays, and a cursor that stays on its row's key. `empty` is said where there is no row.
-    `drawn` counts lines that were drawn."""
+    `drawn` counts lines that were drawn. Colours are such that they are green, yellow and red among 16, too."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"lines--{style}" for style in STYLES}
     DEFAULT_CSS = """
     Lines { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }
     Lines > .lines--plain { color: $foreground; }
     Lines > .lines--dim { color: $text-muted; text-style: dim; }
-    Lines > .lines--good { color: $text-success; text-style: bold; }
-    Lines > .lines--warn { color: $text-warning; }
-    Lines > .lines--bad { color: $text-error; }
+    Lines > .lines--good { color: #40d080; text-style: bold; }
+    Lines > .lines--warn { color: #e8b030; }
+    Lines > .lines--bad { color: #ff6060; }
+    Lines:light > .lines--good { color: #007a00; }
+    Lines:light > .lines--warn { color: #806000; }
+    Lines:light > .lines--bad { color: #b00000; }
     Lines > .lines--head { color: $foreground; text-style: bold underline; }
     Lines > .lines--cursor { text-style: reverse; }
     """
