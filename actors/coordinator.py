@@ -236,7 +236,7 @@ class Coordinator(Actor):
         if message.holds is not None and message.state in TAKEN_OVER:
             self.roster.take_over(entry, message.holds, self.template)
         if again is not None:
-            self.generations.peer_lost(address)  # what it told us while its connection was broken is lost
+            self.generations.moves.peer_lost(address)  # what it told us while its connection was broken is lost
         if message.kind == "layer_worker":
             self._link(address)  # nothing is said over it: it breaks when the process ends
             self._helping.came(address.name, message.serves)
@@ -252,7 +252,7 @@ class Coordinator(Actor):
         self._roster_changed()
 
     def _roster_changed(self) -> None:
-        self.generations.routes_changed()
+        self.generations.moves.routes_changed()
         self._subscribers.changed()
 
     def _workers_changed(self, *gone: Address) -> None:
@@ -303,7 +303,7 @@ class Coordinator(Actor):
             fault.kind if fault else "",
         )
         if message.state == "loading":  # what it held of sessions is gone
-            self.generations.peer_lost(entry.address)
+            self.generations.moves.peer_lost(entry.address)
         self._place()
 
     def _on_load_progress(self, envelope: Envelope) -> None:
@@ -354,7 +354,7 @@ class Coordinator(Actor):
             return
         self.happened.add("death", name, f"process {entry.pid} on {entry.host} is gone")
         self.forget(entry.address)
-        self.generations.peer_lost(entry.address)
+        self.generations.moves.peer_lost(entry.address)
         self._place()
         if entry.kind == "layer_worker":
             self._workers_changed(entry.address)
@@ -438,7 +438,9 @@ class Coordinator(Actor):
             case Down():
                 self._tell_client(bare, Ok(id=request.id))
                 await self.drains.all_finished(request.timeout_ms / 1000)
-                self.generations.fail_all(ZrtError("cancelled", "the cluster was shut down"))
+                gone = ZrtError("cancelled", "the cluster was shut down")
+                self.generations.fail_all(gone)
+                self._subscribers.end(gone)
                 self._down()
 
     def _cancel(self, bare: Bare, request: Cancel) -> None:

@@ -35,6 +35,7 @@ class Drains:
         self._actor = actor
         self._roster = roster
         self._generations = generations
+        self._moves = generations.moves
         self._changed = changed
         self._hurry = asyncio.Event()
         self._records: deque[Record] = deque(maxlen=KEPT)
@@ -55,8 +56,8 @@ class Drains:
         self._changed()
         try:
             await self._set_state(entry.address, "draining")
-            account = Account(request, self._generations.through(entry.address))
-            record.account = lambda: account.event(self._generations.through(entry.address), "draining")
+            account = Account(request, self._moves.through(entry.address))
+            record.account = lambda: account.event(self._moves.through(entry.address), "draining")
             await self._empty(entry.address, account, time.monotonic() + request.timeout_ms / 1000, tell)
             self._draining(entry.address).state = "drained"
             self._changed()
@@ -70,7 +71,7 @@ class Drains:
         record.end("drained")
         self.ended["drained"] += 1
         happened.add("drain", request.name, "is drained")
-        return account.event(self._generations.through(entry.address), "drained")
+        return account.event(self._moves.through(entry.address), "drained")
 
     async def undrain(self, name: str) -> None:
         """Let it serve again. ZrtError bad_request: it is not drained; what keeps it from hearing so."""
@@ -93,16 +94,16 @@ class Drains:
     ) -> None:
         """Until no session runs there. ZrtError cancelled, stage_lost: it no longer drains."""
         told = 0.0
-        while running := self._generations.through(address):
+        while running := self._moves.through(address):
             late = time.monotonic() >= until
             for generation in running:
-                moved = self._generations.move_off(generation, address, f"{address.name} is being drained")
+                moved = self._moves.move_off(generation, address, f"{address.name} is being drained")
                 if late and not moved:
                     account.parked.add(generation.id)
-                    self._generations.park(generation, f"{address.name} is drained and its stage has no other replica")
+                    self._moves.park(generation, f"{address.name} is drained and its stage has no other replica")
             if time.monotonic() - told > TELL_S:
                 told = time.monotonic()
-                tell(account.event(self._generations.through(address), "draining"))
+                tell(account.event(self._moves.through(address), "draining"))
             await asyncio.sleep(LOOK_S)
             self._draining(address)
 

@@ -3,7 +3,6 @@
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from msgspec.structs import replace
 from zrt.actors.delivery import Delivery, origin
 from zrt.actors.generation import Generation
 from zrt.actors.leases import Leases
-from zrt.actors.routing import Routing
+from zrt.actors.moves import Moves
 from zrt.runtime.actor import Actor
 from zrt.runtime.admission import Admission
 from zrt.runtime.detokenise import Detokeniser
@@ -21,12 +20,12 @@ from zrt.runtime.exposition import Times
 from zrt.runtime.journal import Journal
 from zrt.runtime.messages.client import Error, Follow, Generate, Resume, StageShare
 from zrt.runtime.messages.cluster import SessionInfo
-from zrt.runtime.messages.control import Address, Filled, Sampled, SampledToken, StepFailed
+from zrt.runtime.messages.control import Filled, Sampled, SampledToken, StepFailed
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.page_keys import PageKeys
 from zrt.runtime.periodic import Periodic
 from zrt.runtime.prompts import Prompts
-from zrt.runtime.roster import Crowd, Roster
+from zrt.runtime.roster import Roster
 from zrt.runtime.sessions import Piece, Session, State
 from zrt.runtime.stops import StopMatcher
 
@@ -65,14 +64,14 @@ class Generations:
         self._roster = roster
         self._prompts = prompts
         self._admission = admission
-        self._routing = Routing(actor, roster, crowd=self._crowd, fail=self._fail)
         self._model = model
         self._page_tokens = page_tokens
         self._lease_s = lease_s
         self._idle_s = idle_s
         self._live: dict[int, Generation] = {}
+        self.moves = Moves(actor, roster, admission, self._live, happened, fail=self._fail, admit=self._admit)
+        self._routing = self.moves.routing
         self._over = Leases(lease_s)
-        self._making_room = False
         self._tending: Periodic | None = None
 
     def __len__(self) -> int:
@@ -237,98 +236,6 @@ class Generations:
             generation.admitted = generation.admitted or generation.progressed
             self._routing.begin(generation)
 
-    def _make_room(self, stage: str) -> bool:
-        """Send the youngest session on this stage back to the queue; False if a lone one holds it."""
-        if self._making_room:
-            return True
-        youngest = self._admission.youngest(
-            {session for session, one in self._live.items() if stage in {hop.name for hop in one.session.route}}
-        )
-        if youngest is None:
-            return False
-        generation = self._live[youngest]
-        generation.session.epoch += 1
-        generation.session.move(State.PREEMPTED)
-        generation.fault = f"{stage} ran out of KV pages"
-        self.happened.add("preemption", f"{youngest:016x}", generation.fault)
-        self._admission.preempt(youngest)
-        self._making_room = True
-        self._actor.spawn(self._vacate(generation), f"preempt {youngest:016x}")
-        return True
-
-    async def _vacate(self, generation: Generation) -> None:
-        try:
-            await self._routing.leave_now(generation)
-        finally:
-            self._making_room = False
-        if not generation.session.finished:
-            generation.session.route = []
-        self._admit()
-
-    # ---- routes -------------------------------------------------------------------------------------------------
-
-    def routes_changed(self) -> None:
-        """A stage became ready, grew, or is lost for good: sessions that wait or are parked go on, or end."""
-        capacity, room = self._roster.capacity()
-        self._admission.resize(capacity=capacity, room=room, slots=self._roster.num_slots)
-        lost = self._roster.stage_lost()
-        for generation in list(self._live.values()):
-            session = generation.session
-            if session.state not in (State.WAITING, State.PARKED):
-                continue
-            if lost is not None:
-                self._fail(generation, lost)
-            elif self._roster.route(session.route) is None:
-                continue
-            elif session.state is State.WAITING:
-                self._routing.begin(generation)
-            else:
-                self._admission.unpark(session.id)
-        self._admit()
-
-    def _crowd(self, slot: int) -> Crowd:
-        """How many sessions run through each block server, and how many of them in this slot."""
-        routed = [(address.name, one.session.slot) for one in self._live.values() for address in one.session.route]
-        slots = Counter(routed)
-        return {name: (count, slots[name, slot]) for name, count in Counter(name for name, _ in routed).items()}
-
-    def through(self, address: Address) -> list[Generation]:
-        """Those that run through this block server."""
-        return [generation for generation in self._live.values() if address in generation.session.route]
-
-    def move_off(self, generation: Generation, address: Address, why: str) -> bool:
-        """Leave this block server, if the roster offers a route without it. A session that waits for another stage meanwhile keeps its place."""
-        session = generation.session
-        route = self._roster.route(session.route)
-        if session.state is State.PREEMPTED:
-            return True  # it is leaving already
-        if route is not None and address not in route:
-            generation.fault = why
-            self._routing.begin(generation)
-            return True
-        return False
-
-    def park(self, generation: Generation, why: str) -> None:
-        """Free what it holds on all stages and keep its history, until there is a route again."""
-        session = generation.session
-        session.epoch += 1
-        session.move(State.PARKED)
-        self._routing.leave(generation)
-        session.route = []
-        self._admission.park(session.id)
-        generation.fault = why
-        generation.progress()
-        self._admit()
-
-    def peer_lost(self, address: Address) -> None:
-        """Sessions that ran through this process take another route."""
-        moved = [one for one in self.through(address) if one.session.state is not State.PREEMPTED]
-        if moved:
-            self.happened.add("reroute", address.name, f"{len(moved)} sessions take another route")
-        for generation in moved:
-            generation.fault = f"{address.name} is gone"
-            self._routing.begin(generation)
-
     # ---- what the stages say ------------------------------------------------------------------------------------
 
     def on_sampled(self, message: Sampled, sender: int) -> None:
@@ -378,7 +285,7 @@ class Generations:
         if generation is None:
             return
         fault = message.fault
-        if fault.kind == "kv_full" and self._make_room(fault.where):
+        if fault.kind == "kv_full" and self.moves.make_room(fault.where):
             return  # the step is parked there, and runs when pages come back
         self._routing.retry(generation, message.epoch, ZrtError.of(fault.kind, fault.message, fault.where))
 

@@ -23,7 +23,7 @@ async def _try(world: int, device: str) -> ZrtError | None:
     try:
         await group.form()
     except ZrtError as error:
-        return error
+        return ZrtError(error.kind, f"{world} ranks did not {group.doing}: {error.message}", error.where)
     finally:
         await group.end()
         lane.close()

@@ -6,7 +6,6 @@ Sends to the coordinator: Register, Beat. The loop answers Hello, so that a work
 KV is kept per session where a header names one, per peer otherwise: then until Goodbye, or IDLE_S without an operation.
 """
 
-import json
 import logging
 import platform
 import socket
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 
 from zrt.runtime.actor import Bare, Envelope, Reply
 from zrt.runtime.capacity import BLOCK_SERVER_BYTES
+from zrt.runtime.compute.config_json import parse_config
 from zrt.runtime.compute.device_memory import device_memory
 from zrt.runtime.compute.engine import Work
 from zrt.runtime.compute.held_layers import HeldLayers, runs_of
@@ -204,7 +204,7 @@ class LayerWorker(Member):
     def _prepare(self, message: PrepareLayers) -> LayerTraffic:
         if message.dtype not in DTYPES or message.dtype == "uint32":
             raise ZrtError("bad_request", f"dtype {message.dtype!r} is none of a model's")
-        spec = spec_from_config(_config(message.config_json))
+        spec = spec_from_config(parse_config(message.config_json))
         device = str(self._device)
         free, total = device_memory(device)
         model = digest(message.config_json.encode()), message.dtype
@@ -252,7 +252,7 @@ class LayerWorker(Member):
             raise ZrtError("bad_request", "ModelDataDone: no assignment waits for data")
         if self._held is not None:
             return WorkerReady()
-        spec = spec_from_config(_config(prepared.config_json))
+        spec = spec_from_config(parse_config(prepared.config_json))
         source: Checkpoint | RandomCheckpoint = RandomCheckpoint(spec)
         if self._store is not None:
             source = Checkpoint.of(self._store.files())
@@ -357,13 +357,3 @@ def _index(name: str) -> int:
     if index is None:
         raise ZrtError("bad_request", f"could not find layer {name[:80]}")
     return index
-
-
-def _config(text: str) -> dict[str, object]:
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ZrtError("bad_model", f"config_json is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ZrtError("bad_model", "config_json is not a JSON object")
-    return config

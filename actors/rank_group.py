@@ -72,6 +72,8 @@ class RankGroup:
         stuck: Callable[[], None],
     ) -> None:
         self.record = record
+        self.doing = "start"
+        """What the ranks do, or did not come to do, while the group is formed."""
         self._name = actor.name
         self._device = torch.device("cuda", 0) if device == "cuda" else torch.device(device)
         self._lane = lane
@@ -109,15 +111,20 @@ class RankGroup:
     async def form(self) -> None:
         """Start the ranks, see who they are, join them, and check that they can sum. ZrtError: what keeps them from it."""
         self.record.begin()
+        self._check_devices()
         await self.processes.start()
+        self.doing = "join each other"
         self.record.all_are("joining")
         rendezvous = self._rendezvous = await asyncio.to_thread(Rendezvous, self._device)
 
         def joined() -> Communicator:
+            if self.broken is not None:
+                raise self.broken
             self._communicator = rendezvous.join(self.world)
             return self._communicator
 
         communicator, _ = await self.operations.together(Init(rendezvous.comm_id), joined, InitOk, INIT_S)
+        self.doing = "sum"
         total, results = await self.operations.together(
             NcclSanityCheck(), communicator.sum_of_ones, NcclSanityResult, INIT_S
         )
@@ -127,6 +134,12 @@ class RankGroup:
                 "nccl_init_failed", f"the sum of 1 over {self.world} ranks is {sums} on ranks 0 to {self.world - 1}"
             )
         self.record.formed(rendezvous.comm_id)
+
+    def _check_devices(self) -> None:
+        first, there = self._device.index or 0, torch.cuda.device_count()
+        if self._device.type == "cuda" and first + self.world > there:
+            wanted = f"{self._device} to cuda:{first + self.world - 1}"
+            raise ZrtError("unsupported", f"{self.world} ranks need the devices {wanted}; there are {there} here")
 
     async def load(
         self,
@@ -199,6 +212,8 @@ class RankGroup:
     def _on_broken(self, error: ZrtError) -> None:
         """End whatever the ranks are in."""
         self.processes.kill()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
         communicator = self._communicator
         if communicator is not None:  # it may wait for the operation it ends
             self._abort = threading.Thread(target=communicator.abort, name="abort", daemon=True)

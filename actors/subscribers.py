@@ -7,6 +7,7 @@ what it was told is left alone until it has, so what waits for it never grows.
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +18,7 @@ from zrt.runtime.changes import between
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.journal import Journal
-from zrt.runtime.messages.client import Changes, Cluster, Subscribe
+from zrt.runtime.messages.client import Changes, Cluster, Error, Subscribe
 from zrt.runtime.wire import encode_event
 
 MOST: Final = 64
@@ -63,6 +64,14 @@ class Subscribers:
 
     def remove(self, peer: bytes, request: str) -> None:
         self._all.pop((peer, request), None)
+
+    def end(self, error: ZrtError) -> None:
+        """Tell them why nothing comes any more."""
+        for (_, request), one in self._all.items():
+            said = Error(id=request, kind=error.kind, message=error.message, where=error.where)
+            with suppress(ZrtError):  # it takes nothing, and misses this
+                self._actor.reply_bare(one.bare, encode_event(said))
+        self._all.clear()
 
     def changed(self) -> None:
         """All are to hear of it soon."""

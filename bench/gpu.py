@@ -1,9 +1,10 @@
 """Decode and prefill of a model of Qwen3-8B's shape on one GPU, client to client through `zrt up`, beside what the card's memory allows.
 
-    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N] [--tp N]
+    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N] [--tp N] [--chunk N] [--no-parts]
 
 Weights are random, bfloat16. The floor of a token is the bytes a step must read (weights once, each session's keys and values) over the rate
-at which this card reads a large matrix for one row, measured in the same run before the cluster starts. Prints one JSON object.
+at which this card reads a large matrix for one row, measured in the same run before the cluster starts. Where the rest goes is measured by
+bench/gpu_parts.py, also before (one stage alone): what of a step is no kernel's and no gap between them is the runtime's. Prints one JSON object.
 """
 
 import argparse
@@ -19,27 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from shape import SHAPE
+
 from zrt.runtime import Client
 
-SHAPE = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-}
 CARD = """
 import json, torch
 def rate(work, times):
@@ -128,9 +112,17 @@ def main() -> None:
     words.add_argument("--stages", type=int, default=1)
     words.add_argument("--tp", type=int, default=1, help="ranks of each stage, each on a card of its own")
     words.add_argument("--prefills", type=int, default=5)
-    words.add_argument("--chunk", type=int, default=512)
+    words.add_argument(
+        "--chunk", type=int, default=0, help="tokens of a prompt run at once (default: the product's own)"
+    )
+    words.add_argument("--no-parts", dest="parts", action="store_false", help="do not say where a step goes")
     asked = words.parse_args()
     card = json.loads(subprocess.run([sys.executable, "-c", CARD], check=True, capture_output=True, text=True).stdout)
+    parts = {}
+    if asked.stages == asked.tp == 1 and asked.parts:
+        command = [sys.executable, str(Path(__file__).with_name("gpu_parts.py")), "--blocks", str(asked.blocks)]
+        command += ["--sessions", *map(str, asked.sessions)]
+        parts = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "model"
         folder.mkdir()
@@ -139,9 +131,9 @@ def main() -> None:
         conf.write_text(
             f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ndtype = "bfloat16"\ncontext = 4096\n'
             f'weights = "random"\n[kv]\nbytes = "{12 // asked.stages}GiB"\n'
-            f"[limits]\nsessions = {max(asked.sessions)}\nchunk = {asked.chunk}\n"
-            + f'[[stage]]\ndevice = "cuda:0"\ntp = {asked.tp}\n'
-            * asked.stages
+            f"[limits]\nsessions = {max(asked.sessions)}\n"
+            + (f"chunk = {asked.chunk}\n" if asked.chunk else "")
+            + f'[[stage]]\ndevice = "cuda:0"\ntp = {asked.tp}\n' * asked.stages
         )
         reader, writer = os.pipe()
         started = time.perf_counter()
@@ -161,6 +153,10 @@ def main() -> None:
             finally:
                 process.terminate()
                 process.wait(60)
+    for name, figure in figures.items():
+        if name in parts:
+            where = parts[name]
+            figure["parts_ms"] = where | {"runtime": round(figure["step_ms"] - where["engine_ms"], 3)}
     print(
         json.dumps(
             {

@@ -139,7 +139,8 @@ def parser() -> argparse.ArgumentParser:
     )
     _connect_words(down)
 
-    _worker_words(_command(subs, "worker", commands.worker, "lend this machine's memory to a cluster", _WORKER))
+    worker = _command(subs, "worker", commands.worker, "lend this machine's memory to a cluster", _WORKER)
+    _member_words(worker, "as in the cluster file (default: worker-HOST-PID)", "what there is, less a reserve")
 
     actor = subs.add_parser("actor", help="start one process by hand", description="Start one process by hand.")
     _actor_words(actor.add_subparsers(required=True, metavar="KIND"))
@@ -193,40 +194,19 @@ def _actor_words(kinds: Any) -> None:
     server = _command(
         kinds, "block-server", commands.block_server, "a block server: blank until the coordinator gives it blocks"
     )
-    server.add_argument(
-        "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
-    )
-    server.add_argument("--name", help="default: block-server-PID")
-    server.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
-    server.add_argument(
-        "--threads", type=words.positive, metavar="N", help="CPU threads for products (default: one for each core)"
-    )
+    _member_words(server, "default: block-server-PID", "what there is")
     server.add_argument(
         "--shared-threads",
         type=words.positive,
         metavar="N",
-        help="those while other stages of this machine compute as well (default: as --threads)",
+        help="threads while other stages of this machine compute as well (default: as --threads)",
     )
-    server.add_argument(
-        "--memory",
-        type=words.size,
-        default=0,
-        metavar="SIZE",
-        help="the most it may take, such as 8GiB (default: what there is)",
-    )
-    server.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
-    server.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
-    server.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
-    _cluster_id(server)
     rank = _command(
         kinds, "tp-rank", commands.tp_rank, "a tensor-parallel rank: its leader, or anybody's JSON, tells it what to do"
     )
     rank.add_argument("--rank", type=words.count, metavar="R", required=True, help="its place in the group, from 1 on")
     rank.add_argument("--world", type=words.positive, metavar="N", required=True, help="the ranks of the group")
-    rank.add_argument("--name", help="default: rankR-PID")
-    rank.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
-    rank.add_argument("--threads", type=words.positive, metavar="N", help="CPU threads (default: one for each core)")
-    rank.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
+    _process_words(rank, "default: rankR-PID")
     coordinator = _command(kinds, "coordinator", commands.coordinator, "the coordinator of a cluster file")
     _cluster_words(coordinator)
     _listen_words(coordinator)
@@ -236,26 +216,34 @@ def _actor_words(kinds: Any) -> None:
     _cluster_id(coordinator)
 
 
-def _worker_words(worker: argparse.ArgumentParser) -> None:
-    worker.add_argument(
+def _process_words(command: argparse.ArgumentParser, name: str) -> None:
+    """Of every process that computes."""
+    command.add_argument("--name", help=name)
+    command.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
+    command.add_argument(
+        "--threads", type=words.positive, metavar="N", help="CPU threads for products (default: one for each core)"
+    )
+    command.add_argument(
+        "--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port"
+    )
+
+
+def _member_words(command: argparse.ArgumentParser, name: str, memory: str) -> None:
+    """Of a process that joins a coordinator; `memory` is the default of that."""
+    command.add_argument(
+        "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
+    )
+    _process_words(command, name)
+    command.add_argument(
         "--memory",
         type=words.size,
         default=0,
         metavar="SIZE",
-        help="the most it may take, such as 8GiB (default: what there is, less a reserve)",
+        help=f"the most it may take, such as 8GiB (default: {memory})",
     )
-    worker.add_argument(
-        "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
-    )
-    worker.add_argument("--name", help="as in the cluster file (default: worker-HOST-PID)")
-    worker.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
-    worker.add_argument(
-        "--threads", type=words.positive, metavar="N", help="CPU threads for products (default: one for each core)"
-    )
-    worker.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
-    worker.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
-    worker.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
-    _cluster_id(worker)
+    command.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
+    command.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
+    _cluster_id(command)
 
 
 def _cluster_id(command: argparse.ArgumentParser) -> None:

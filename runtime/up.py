@@ -18,9 +18,10 @@ import msgspec
 from zrt.runtime import running
 from zrt.runtime.actor import Envelope
 from zrt.runtime.asking import Question, answer
-from zrt.runtime.client import CONNECT_S, LEAVE_S, Client
+from zrt.runtime.client import LEAVE_S, Client
 from zrt.runtime.compute.threads import thread_environment
 from zrt.runtime.config import Conf, Log, Spares, Stage, Worker, threads
+from zrt.runtime.connection import CONNECT_S
 from zrt.runtime.errors import KINDS, Kind, ZrtError
 from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline

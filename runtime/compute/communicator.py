@@ -55,12 +55,12 @@ class Communicator(ABC):
 
 
 class Rendezvous:
-    """Where the ranks of one group on `device`s of this machine meet, held by the leader. It lasts as long as this object."""
+    """Where the ranks of one group on `device`s of this machine meet, held by the leader. It lasts until `close`, or as long as this object."""
 
     def __init__(self, device: torch.device, host: str = "127.0.0.1") -> None:
         """ZrtError nccl_init_failed."""
         self._device = device
-        self._store: Any = None
+        self._server: Any = None
         if device.type == "cuda":
             from zrt.runtime.compute.nccl import unique_id
 
@@ -69,7 +69,7 @@ class Rendezvous:
         # The store binds every interface unless it is given a socket.
         with socket.create_server((host, 0), backlog=128) as server:
             port = server.getsockname()[1]
-            self._store = dist.TCPStore(
+            self._server = dist.TCPStore(
                 host,
                 port,
                 is_master=True,
@@ -82,8 +82,12 @@ class Rendezvous:
         self.comm_id = packed.ljust(COMM_ID_BYTES, b"\0").hex()
 
     def join(self, world: int) -> Communicator:
-        """As rank 0. Blocks until all have joined. ZrtError nccl_init_failed."""
-        return _join(self.comm_id, self._store, LEADER, world, self._device)
+        """As rank 0. Blocks until all have joined, or this is closed. ZrtError nccl_init_failed."""
+        return join(self.comm_id, LEADER, world, self._device)
+
+    def close(self) -> None:
+        """Whoever still waits for others to join is freed, over gloo; from any thread."""
+        self._server = None
 
 
 def join(comm_id: str, rank: int, world: int, device: torch.device) -> Communicator:

@@ -32,6 +32,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def parse_config(text: str) -> dict[str, Any]:
+    """The config.json that came in a message. ZrtError bad_model."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ZrtError("bad_model", f"config_json is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ZrtError("bad_model", "config_json is not a JSON object")
+    return config
+
+
 class Keys:
     """Typed look-ups in a config, or in a table of it; every failure names the key.
 

@@ -168,10 +168,15 @@ class Decoder:
             last = hidden[rows]
             rms_norm(last, shard.final_norm, self._eps, last, torch.empty(len(rows), 1))
             shard.head.write(last, logits)
-        if shard.spec.logits_divisor != 1:
-            logits.div_(shard.spec.logits_divisor)
-        if shard.spec.logits_softcap is not None:
-            logits.div_(shard.spec.logits_softcap).tanh_().mul_(shard.spec.logits_softcap)
+        return self._final(logits)
+
+    def _final(self, logits: Tensor) -> Tensor:
+        """Of the head's output, which is written over: divided and capped where the model has it so, in float32."""
+        spec = self.shard.spec
+        if spec.logits_divisor != 1:
+            logits.div_(spec.logits_divisor)
+        if spec.logits_softcap is not None:
+            logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits.float()
 
     def _take_pages(self, step: Step) -> None:

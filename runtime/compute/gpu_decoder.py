@@ -212,11 +212,7 @@ class GpuDecoder(Decoder):
         elif len(hidden):
             gpu_kernels.norm_rows(hidden, shard.final_norm, self._norm_eps, hidden)
             shard.head.write(hidden, logits)
-        if shard.spec.logits_divisor != 1:
-            logits.div_(shard.spec.logits_divisor)
-        if shard.spec.logits_softcap is not None:
-            logits.div_(shard.spec.logits_softcap).tanh_().mul_(shard.spec.logits_softcap)
-        return logits.float()
+        return self._final(logits)
 
     def _attend(self, index: int, block: Block, inputs: Inputs, views: Views, prompts: Sequence[Prompt] = ()) -> None:
         which = self._rotary_of[index]

@@ -1,14 +1,13 @@
 """What a TP rank does with each request: what its lane runs. One thread at a time; every call blocks."""
 
-import json
 import time
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from zrt.runtime.compute.communicator import Communicator, join
+from zrt.runtime.compute.config_json import parse_config
 from zrt.runtime.compute.engine import Engine, TurnResult, Work
 from zrt.runtime.compute.spec import spec_from_config
 from zrt.runtime.compute.weights import Checkpoint, RandomCheckpoint
@@ -134,7 +133,7 @@ class Rank:
         if stage.random and request.safetensors_paths:
             raise ZrtError("bad_request", "random weights are drawn from the config: no files go with them")
         self._unload()
-        spec = spec_from_config(_config(request.config_json))
+        spec = spec_from_config(parse_config(request.config_json))
         source = RandomCheckpoint(spec) if stage.random else Checkpoint.of(map(Path, request.safetensors_paths))
         self._engine = Engine.read(
             spec,
@@ -196,13 +195,3 @@ def step_response(result: TurnResult, forward_us: int) -> StepBatchOk:
     """What a rank says of a turn; two ranks that say different things of the same turn hold different KV."""
     faults = [outcome.fault.kind if outcome.fault is not None else "" for outcome in result.outcomes]
     return StepBatchOk([outcome.have for outcome in result.outcomes], faults, forward_us)
-
-
-def _config(text: str) -> dict[str, Any]:
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ZrtError("bad_model", f"config_json is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ZrtError("bad_model", "config_json is not a JSON object")
-    return config

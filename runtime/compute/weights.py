@@ -65,24 +65,23 @@ class Checkpoint(Inventory):
         _check_part(name, full, part, row, column)
         direct = dtype == into.dtype and into.device.type == "cpu" and part.is_contiguous()
         width = part.shape[1] * dtype.itemsize
-        staging = (
-            None
-            if direct
-            else torch.empty(_rows_a_chunk(part, width), part.shape[1], dtype=dtype, pin_memory=into.is_cuda)
-        )
+        rows = _rows_a_chunk(part, width)
+        staging = None if direct else _Staging(rows, part.shape[1], dtype, into.device)
         place = _Place(entry.begin, full[1] * dtype.itemsize, column * dtype.itemsize)
         descriptor = open_file(entry.file)
         try:
             for start, stop in _chunks(part, width):
                 target = part[start:stop]
-                chunk = target if staging is None else staging[: stop - start]
-                for rows, offset in place.runs(chunk, row + start):
-                    _read_exactly(descriptor, rows, offset, name, entry.file)
+                chunk = target if staging is None else staging.free(stop - start)
+                for lines, offset in place.runs(chunk, row + start):
+                    _read_exactly(descriptor, lines, offset, name, entry.file)
                 if staging is not None:
-                    target.copy_(chunk)
+                    staging.send(chunk, target)
                 tick(target.numel() * target.itemsize)
         finally:
             os.close(descriptor)
+            if staging is not None:
+                staging.end()
 
 
 class RandomCheckpoint:
@@ -145,6 +144,35 @@ class RandomCheckpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`: `model.safetensors`, else the files its index names. `bad_model` when there is neither."""
     return Checkpoint.open(folder)
+
+
+class _Staging:
+    """Where chunks wait that cannot be read straight into a tensor. On the way to a GPU there are two: one is read while the other travels."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._device = device
+        self._chunks = [torch.empty(rows, width, dtype=dtype, pin_memory=on_gpu) for _ in range(2 if on_gpu else 1)]
+        self._sent = [torch.cuda.Event() for _ in self._chunks] if on_gpu else []
+        self._turn = 0
+
+    def free(self, rows: int) -> Tensor:
+        """So many rows to be written to."""
+        if self._sent:
+            self._sent[self._turn].synchronize()
+        return self._chunks[self._turn][:rows]
+
+    def send(self, chunk: Tensor, target: Tensor) -> None:
+        """Start the copy of what `free` gave."""
+        target.copy_(chunk, non_blocking=True)
+        if self._sent:
+            self._sent[self._turn].record(torch.cuda.current_stream(self._device))
+        self._turn = (self._turn + 1) % len(self._chunks)
+
+    def end(self) -> None:
+        """All that was sent has come."""
+        for sent in self._sent:
+            sent.synchronize()
 
 
 class _Place(NamedTuple):

@@ -4,7 +4,6 @@ Each cell prints one JSON line: who was stopped, when, what the client saw, how 
 """
 
 import asyncio
-import json
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ import psutil
 import pytest
 from clusters import cluster_file
 from results import tell
-from running import END_S, Running, family, gone, running, start_zrt
+from running import END_S, Running, family, gone, running, slow_model, start_zrt
 
 from zrt.runtime.client import Client, Stream
 from zrt.runtime.errors import ZrtError
@@ -307,11 +306,7 @@ def test_nothing_outlives_a_killed_process_and_its_ports_are_free(who: str, shar
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of random weights, which take a while to make."""
-    folder = tmp_path_factory.mktemp("slow")
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 8}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 160, **sizes}))
-    return folder
+    return slow_model(tmp_path_factory.mktemp("slow"))
 
 
 def started(up: "subprocess.Popen[str]", home: Path, who: str, phase: str) -> psutil.Process:

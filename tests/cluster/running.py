@@ -121,3 +121,25 @@ def gone(processes: Sequence[psutil.Process], within: float = 5.0) -> bool:
 def environment(home: Path) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ZRT_")}
     return clean | {"ZRT_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+
+
+GREEDY = ["generate", "--token-ids", "1,2,3", "--temperature", "0"]
+
+
+@contextmanager
+def answering(cluster: Running, tokens: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A greedy generation that has begun, and the first character of its answer."""
+    process = start_zrt(*GREEDY, "--max-tokens", str(tokens), home=cluster.home)
+    try:
+        yield process, begun(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def slow_model(folder: Path) -> Path:
+    """A model of random weights, which take a while to make."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 8}
+    sizes |= {"vocab_size": 160, "max_position_embeddings": 1 << 16}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    return folder

@@ -8,12 +8,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from clusters import cluster_file
-from running import END_S, Running, begun, family, gone, running, start_zrt
+from running import END_S, GREEDY, Running, answering, begun, family, gone, running, slow_model, start_zrt
 from terminal import Terminal
 
 from zrt.runtime import asking, client
@@ -21,7 +21,6 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.up import STOP_S
 
 PROMPT = "1,2,3"
-GREEDY = ["generate", "--token-ids", PROMPT, "--temperature", "0"]
 TOKENS = 400
 """An answer of a second or so."""
 ORPHAN_S = 5.0
@@ -66,11 +65,7 @@ def _loading(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of random weights, which take a while to make."""
-    folder = tmp_path_factory.mktemp("slow")
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 8}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 160, **sizes}))
-    return folder
+    return slow_model(tmp_path_factory.mktemp("slow"))
 
 
 @pytest.mark.parametrize(
@@ -207,17 +202,6 @@ def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     home = tmp_path_factory.mktemp("home")
     with running(write_conf(tiny, home), home=home) as up:
         yield up
-
-
-@contextmanager
-def answering(cluster: Running, tokens: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A generation that has begun, and the first character of its answer."""
-    process = start_zrt(*GREEDY, "--max-tokens", str(tokens), home=cluster.home)
-    try:
-        yield process, begun(process)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def until_status(cluster: Running, wanted: Callable[[dict[str, object]], bool]) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import zmq
-from running import run_zrt, running, start_zrt
+from running import Running, run_zrt, running, start_zrt
 from torch.distributed import TCPStore
 
 PATIENCE_MS = 30_000
@@ -143,6 +144,9 @@ def test_check_forms_a_group_or_names_the_sizes_that_work(make_model: Callable[.
     refused = run_zrt("check", str(folder), "--tp", "3", home=tmp_path)
     assert refused.returncode == 1
     assert "sizes that work: 1, 2, 4" in refused.stderr
+    refused = run_zrt("check", str(folder), "--tp", "2", "--device", "cuda:31", home=tmp_path)
+    assert refused.returncode == 1
+    assert "2 ranks did not start: 2 ranks need the devices cuda:31 to cuda:32" in refused.stderr
 
 
 def test_up_refuses_a_size_that_does_not_work(make_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -151,26 +155,51 @@ def test_up_refuses_a_size_that_does_not_work(make_model: Callable[..., Path], t
     assert "sizes that work: 1, 2, 4" in refused.stderr
 
 
-def test_no_rank_outlives_a_killed_leader_and_the_cluster_goes_on(
-    make_model: Callable[..., Path], tmp_path: Path
+GENERATE = ("generate", "--token-ids", "1,17,93", "--max-tokens", "8", "--temperature", "0", "--json")
+
+
+def ranks_of(leader: psutil.Process) -> list[psutil.Process]:
+    return [child for child in leader.children() if "tp-rank" in child.cmdline()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.chaos)])
+def test_a_rank_costs_its_leader_nothing_and_no_rank_outlives_its_leader(
+    number: int, make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = make_model("llama")
     conf = tmp_path / "cluster.toml"
     conf.write_text(
         f'[cluster]\nlisten = "tcp://127.0.0.1:0"\n[model]\nref = "{folder}"\ncontext = 128\n[kv]\nbytes = "8MiB"\n[[stage]]\ntp = 2\n'
     )
-    words = ("generate", "--token-ids", "1,17,93", "--max-tokens", "8", "--temperature", "0", "--json")
     with running(str(conf), home=tmp_path) as cluster:
-        before = json.loads(cluster.zrt(*words).stdout)
+        before = json.loads(cluster.zrt(*GENERATE).stdout)["token_ids"]
         leader = cluster.children()["stage0"]
-        (rank,) = [child for child in leader.children() if "tp-rank" in child.cmdline()]
-        os.kill(leader.pid, signal.SIGKILL)
-        rank.wait(5)
-        after = json.loads(cluster.zrt(*words).stdout)
-        assert after["token_ids"] == before["token_ids"]
+        (first,) = ranks_of(leader)
+        first.kill()
+        first.wait(5)
+        assert json.loads(cluster.zrt(*GENERATE).stdout)["token_ids"] == before
+        assert cluster.children()["stage0"] == leader
+        (second,) = ranks_of(leader)
+        shown = until_shown(cluster, f":{second.pid} ")
+        assert re.search(rf"stage0 rank 0 +ready .*:{leader.pid} ", shown)
+        assert re.search(
+            rf"stage0 rank 1 +ready +\d+M .*:{second.pid} .*errors, the last: rank_failed: .*signal 9", shown
+        )
+        os.kill(leader.pid, number)
+        second.wait(15)
+        assert json.loads(cluster.zrt(*GENERATE).stdout)["token_ids"] == before
         family = psutil.Process(cluster.process.pid).children(recursive=True)
         assert cluster.end() == 0
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def until_shown(cluster: Running, text: str) -> str:
+    """What `zrt status` says, once it says this too: a beat later at the latest."""
+    for _ in range(40):
+        shown = cluster.zrt("status").stdout
+        if text in shown:
+            return shown
+    raise AssertionError(shown)
 
 
 @pytest.mark.chaos

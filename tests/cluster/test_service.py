@@ -2,17 +2,14 @@
 
 import re
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from clusters import cluster_file
-from running import Running, begun, family, running, start_zrt
+from running import GREEDY, Running, answering, family, running
 
-GREEDY = ["generate", "--token-ids", "1,2,3", "--temperature", "0"]
 TOKENS = 400
 """An answer of a second or so."""
 ENDLESS = 50000
@@ -28,17 +25,6 @@ def conf(folder: Path, home: Path, stages: int, **settings: object) -> str:
     file = home / "cluster.toml"
     file.write_text(cluster_file(folder, [None] * stages, **settings))
     return str(file)
-
-
-@contextmanager
-def answering(cluster: Running, tokens: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A generation that has begun, and the first character of its answer."""
-    process = start_zrt(*GREEDY, "--max-tokens", str(tokens), home=cluster.home)
-    try:
-        yield process, begun(process)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_what_is_lost_for_good(tiny: Path, tmp_path: Path) -> None:

@@ -2,13 +2,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from chained import Pipeline
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from zrt.runtime.compute.threads import configure_threads
+
+GENERATED = 64
+"""Tokens that transformers' own `generate` is asked for."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,3 +50,24 @@ def reference() -> Callable[..., PreTrainedModel]:
         return model
 
     return load
+
+
+@pytest.fixture(scope="session")
+def generated(reference: Callable[..., Any]) -> Callable[[Path, Sequence[int]], tuple[list[int], Tensor]]:
+    """Greedy ids of transformers' own `generate`, and the logits [tokens, vocab] each was picked from."""
+    known: dict[tuple[Path, int], tuple[list[int], Tensor]] = {}
+
+    def generate(folder: Path, prompt: Sequence[int]) -> tuple[list[int], Tensor]:
+        key = (folder, len(prompt))
+        if key not in known:
+            out = reference(folder).generate(
+                torch.tensor([prompt]),
+                max_new_tokens=GENERATED,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            known[key] = out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits)
+        return known[key]
+
+    return generate

@@ -39,26 +39,6 @@ RARELY = [
 ]
 
 
-@pytest.fixture(scope="module")
-def generated(reference):
-    """Greedy ids of transformers' own `generate`, and the logits [tokens, vocab] each was picked from."""
-    known = {}
-
-    def generate(folder, prompt):
-        if folder not in known:
-            out = reference(folder).generate(
-                torch.tensor([prompt]),
-                max_new_tokens=TOKENS,
-                do_sample=False,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-            known[folder] = out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits)
-        return known[folder]
-
-    return generate
-
-
 @pytest.mark.parametrize(
     ("family", "config", "tp", "cuts", "tied"),
     [*OFTEN, *(pytest.param(*one.values, id=one.id, marks=pytest.mark.chaos) for one in RARELY)],

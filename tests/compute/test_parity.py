@@ -1,7 +1,5 @@
 """The decoder computes what transformers' models compute, for every family and however the model is cut."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,27 +20,6 @@ PROMPTS = {
     for length, prompt in (("short", SHORT_PROMPT), ("long", LONG_PROMPT))
     if length == "short" or tiny.stretched
 }
-
-
-@pytest.fixture(scope="module")
-def generated(reference: Callable[..., Any]) -> Callable[[Path, Sequence[int]], tuple[list[int], Tensor]]:
-    """Greedy ids of transformers' own `generate`, and the logits [tokens, vocab] each was picked from."""
-    known: dict[tuple[Path, int], tuple[list[int], Tensor]] = {}
-
-    def generate(folder: Path, prompt: Sequence[int]) -> tuple[list[int], Tensor]:
-        key = (folder, len(prompt))
-        if key not in known:
-            out = reference(folder).generate(
-                torch.tensor([prompt]),
-                max_new_tokens=TOKENS,
-                do_sample=False,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-            known[key] = out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits)
-        return known[key]
-
-    return generate
 
 
 @pytest.mark.matrix("name")

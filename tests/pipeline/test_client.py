@@ -11,6 +11,7 @@ import zmq.asyncio
 from clusters import Local, local_cluster
 
 from zrt.runtime import client as client_module
+from zrt.runtime import connection
 from zrt.runtime.client import Client, Stream
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Accepted, Finished, Ok, Piece, Progress
@@ -178,7 +179,7 @@ async def test_the_environment_names_the_cluster(cluster: Local, monkeypatch: py
 
 
 async def test_a_cluster_that_says_nothing_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(connection, "SILENCE_S", 0.2)
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as silent:
         port = silent.bind_to_random_port("tcp://127.0.0.1")
         async with Client(f"tcp://127.0.0.1:{port}") as client:

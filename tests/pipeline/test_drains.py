@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -245,7 +246,12 @@ async def test_a_cluster_that_goes_down_lets_sessions_finish_and_takes_no_more(
 @pytest.mark.parametrize(("timeout", "again"), [(0.1, False), (60, True)])
 async def test_sessions_do_not_keep_a_cluster_for_ever(timeout: float, again: bool, folder: Path) -> None:
     """The time is up, or it is said again."""
-    async with local_cluster(folder, TWO, model_context=512) as cluster, load(cluster.client, COUNT, 450) as made:
+    async with (
+        local_cluster(folder, TWO, model_context=512) as cluster,
+        load(cluster.client, COUNT, 450) as made,
+        aclosing(cluster.client.watch()) as watch,
+    ):
+        assert (await anext(watch)).ready
         started = time.monotonic()
         await _start_down(cluster, timeout)
         if again:
@@ -256,6 +262,9 @@ async def test_sessions_do_not_keep_a_cluster_for_ever(timeout: float, again: bo
         with pytest.raises(ZrtError, match="the cluster was shut down") as raised:
             await made.over()
         assert raised.value.kind == "cancelled"
+        with pytest.raises(ZrtError, match="the cluster was shut down"):
+            async for _ in watch:
+                pass
 
 
 async def _start_down(cluster: Local, timeout: float) -> None:

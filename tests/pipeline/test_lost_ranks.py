@@ -8,7 +8,20 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from groups import FAULTS, SPLIT, group_of, harm, holdings, holds_no_more_than, ranked, ranks_of, rebuilt, record_of
+from clusters import Local
+from groups import (
+    FAULTS,
+    SPLIT,
+    group_of,
+    harm,
+    holdings,
+    holds_no_more_than,
+    member,
+    ranked,
+    ranks_of,
+    rebuilt,
+    record_of,
+)
 from peers import until
 from references import reference
 from results import tell
@@ -18,14 +31,26 @@ TOKENS = 48
 RECOVERY_S = 10.0
 """How long a lost rank may cost, beyond what it took to form and load the first group."""
 
-MOMENTS = ("idle", "load", "prefill", "decode")
+MOMENTS = ("start", "join", "load", "idle", "prefill", "decode")
+NO_CASES = {
+    ("stopped", "start"),  # it has half a minute to start
+    ("starved", "start"),
+    ("unloaded", "start"),
+    ("unloaded", "join"),  # it has nothing to unload
+    ("starved", "idle"),  # the same as in its first prompt
+}
 MATRIX = [
     pytest.param(fault, moment, rank, world, id=f"rank {rank} of {world} {fault} at {moment}")
     for rank, world in ((1, 2), (1, 3), (2, 3))
     for fault in FAULTS
     for moment in MOMENTS
-    if (fault, moment) != ("starved", "idle")  # that is the same as in its first prompt
+    if (fault, moment) not in NO_CASES
 ]
+FORMING: dict[str, Callable[[Local, int], bool]] = {
+    "start": lambda cluster, rank: bool(member(cluster, rank).child.pid),
+    "join": lambda cluster, rank: record_of(cluster).ranks[rank].state == "joining",
+    "load": lambda cluster, rank: record_of(cluster).state == "loading",
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +73,9 @@ async def test_a_rank_that_is_lost_costs_time_and_no_token(
         await cluster.greedy(PROMPT[:5], 2)
         await cluster.settled()
         held, turns = holdings(), server.turns.tally.turns
-        if moment == "load":
+        if moment in FORMING:  # of the group after the first
             await harm(cluster, "killed", 1)
-            await until(lambda: server._group not in (None, first) and record_of(cluster).state == "loading")
+            await until(lambda: server._group not in (None, first) and FORMING[moment](cluster, rank))
             first = group_of(cluster)
         elif moment == "decode":
             others.append(asyncio.ensure_future(cluster.greedy(PROMPT[:30], TOKENS)))
@@ -70,7 +95,7 @@ async def test_a_rank_that_is_lost_costs_time_and_no_token(
         await holds_no_more_than(held)
         assert second is group_of(cluster)
         seen = record_of(cluster).load()
-        assert (seen.state, seen.rebuilds) == ("ready", 2 if moment == "load" else 1)
+        assert (seen.state, seen.rebuilds) == ("ready", 2 if moment in FORMING else 1)
         assert seen.ranks[rank].error
     tell(test="lost rank", fault=fault, moment=moment, rank=rank, world=world, recovery_s=recovery_s, load_s=load_s)
     assert recovery_s <= RECOVERY_S + load_s
@@ -112,5 +137,27 @@ async def test_ranks_killed_one_after_the_other_while_sessions_generate(
         over.set()
         generated = sum(await asyncio.wait_for(asyncio.gather(*sessions), 100))
         tell(test="ranks killed in a row", count=count, seconds=time.monotonic() - began, generations=generated)
+        await cluster.settled()
+        await holds_no_more_than(held)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+async def test_all_ranks_of_two_stages_lost_at_once(fault: str, said: tuple[Path, list[int]]) -> None:
+    folder, wanted = said
+    async with ranked(folder, (3, 2), kv_bytes="16MiB") as cluster:
+        await cluster.greedy(PROMPT[:5], 2)
+        await cluster.settled()
+        held, groups = holdings(), [group_of(cluster, stage) for stage in (0, 1)]
+        session = asyncio.ensure_future(cluster.greedy(PROMPT, TOKENS))
+        turns = cluster.servers[1].turns.tally.turns
+        await until(lambda: cluster.servers[1].turns.tally.turns >= turns + 8)
+        harmed = time.monotonic()
+        for rank, stage in ((1, 0), (2, 0), (1, 1)):
+            await harm(cluster, fault, rank, stage)
+        for stage, group in enumerate(groups):
+            await rebuilt(cluster, group, stage)
+        tell(test="all ranks lost", fault=fault, recovery_s=time.monotonic() - harmed)
+        assert await asyncio.wait_for(session, 60) == wanted
         await cluster.settled()
         await holds_no_more_than(held)

@@ -1,25 +1,31 @@
 """A block server that leads tensor-parallel ranks: a real cluster in this process, with the ranks as its real children."""
 
 import asyncio
+import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 import torch
-from clusters import cluster_file, make_coordinator, until_ready
+from clusters import Local, cluster_file, make_coordinator, until_ready
 from groups import alone, group_of, member, ranked, ranks_of, record_of
 from loads import load, undisturbed
 from peers import until
+from tiny_models import TINY
 
 from zrt.actors.group_record import GroupRecord
+from zrt.actors.rank_group import RankGroup
 from zrt.actors.rank_operations import RankOperations
 from zrt.actors.rank_processes import RankProcesses
 from zrt.runtime.actor import Actor
+from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.compute.split import Part, part_bytes
 from zrt.runtime.config import parse
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
-from zrt.runtime.messages.control import GroupLoad, LoadProgress
+from zrt.runtime.messages.control import Assignment, GroupLoad, LoadProgress
 from zrt.runtime.messages.ranks import SessionTruncated, TruncateSession
 
 PROMPT = [1, 17, 93, 4, 150, 62, 62, 8, 31, 120, 5]
@@ -73,14 +79,58 @@ async def test_clients_see_the_ranks_and_their_last_steps(folder: Path) -> None:
             assert one.drain_us[1] >= one.forward_us[1] > 0
 
 
-async def seen(cluster: object, wanted: Callable[[GroupLoad], bool]) -> GroupLoad:
+async def no_pages_are_used(cluster: Local) -> None:
+    """Once no session lives."""
+    await cluster.settled()
+    engines = [server.turns.engine for server in cluster.servers]
+    await until(lambda: all(engine is not None and engine.stats().used == 0 for engine in engines))
+
+
+async def seen(cluster: Local, wanted: Callable[[GroupLoad], bool]) -> GroupLoad:
     """The first stage's group as a client sees it, once it is so."""
-    async with asyncio.timeout(LIMIT_S), aclosing(cluster.client.watch()) as watch:  # type: ignore[attr-defined]
+    async with asyncio.timeout(LIMIT_S), aclosing(cluster.client.watch()) as watch:
         async for snapshot in watch:
             load = snapshot.actors[0].group
             if load is not None and wanted(load):
                 break
-    return load  # type: ignore[no-any-return]
+    return load
+
+
+async def test_the_process_of_a_rank_grows_by_its_part(tmp_path: Path) -> None:
+    """Of weights that are 100 MB as a whole; beside them a loaded rank takes its KV and a few MiB."""
+    config = TINY | {"model_type": "llama", "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8001}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kv_bytes, slack = 4 << 20, 12 << 20
+    assignment = Assignment(
+        serial=1,
+        model=str(tmp_path),
+        weights="random",
+        first=0,
+        last=3,
+        num_blocks=4,
+        dtype="float32",
+        kv_bytes=kv_bytes,
+        context=64,
+        sessions=2,
+        chunk=16,
+        idle_s=60.0,
+        tp=2,
+    )
+    actor, lane, record = Actor("leader"), Lane("leader"), GroupRecord(2, os.getpid())
+    await actor.start()
+    group = RankGroup(actor, lane, record, device="cpu", threads=1, lost=lambda error: None, stuck=lane.close)
+    try:
+        await group.form()
+        before = record.load().ranks[1].rss_bytes
+        await group.load(tmp_path, assignment, lambda done, total: None, lambda: False)
+        grown = record.load().ranks[1].rss_bytes - before
+    finally:
+        await group.end()
+        lane.close()
+        await actor.stop()
+    part = part_bytes(read_spec(tmp_path), Part(1, 2), 0, 3, "float32")
+    assert part > 45e6
+    assert part <= grown <= 1.05 * part + kv_bytes / 2 + slack
 
 
 async def test_neither_a_cancelled_question_nor_an_input_error_harms_the_group(folder: Path) -> None:
@@ -106,12 +156,13 @@ async def test_neither_a_cancelled_question_nor_an_input_error_harms_the_group(f
                 await stream.next_event()
             stream.cancel()
         assert await cluster.greedy(PROMPT, 8) == await alone(folder, PROMPT, 8)
-        assert await cluster.used_pages() == 0
+        await no_pages_are_used(cluster)
         assert group_of(cluster) is group
         assert group.broken is None
 
 
-async def test_a_replica_of_split_blocks_takes_over_from_one_that_is_drained(folder: Path) -> None:
+async def test_a_replica_of_split_blocks_takes_over_from_one_that_is_drained(make_model: Callable[..., Path]) -> None:
+    folder = make_model("llama")
     wanted = await undisturbed(folder, 4, 60)
     async with ranked(folder, (2,), replicas=2) as cluster:
         groups = [server._group for server in cluster.servers]
@@ -124,7 +175,7 @@ async def test_a_replica_of_split_blocks_takes_over_from_one_that_is_drained(fol
                 await cluster.client.undrain(name)
             assert await made.over() == wanted
         assert [server._group for server in cluster.servers] == groups
-        assert await cluster.used_pages() == 0
+        await no_pages_are_used(cluster)
 
 
 async def test_ranks_keep_their_weights_when_the_coordinator_is_replaced(folder: Path) -> None:
@@ -147,7 +198,7 @@ async def test_ranks_keep_their_weights_when_the_coordinator_is_replaced(folder:
         assert (group_of(cluster), ranks_of(cluster.servers[0]), loads) == (group, ranks, [])
         assert [server.turns.engine for server in cluster.servers] == engines
         cluster.coordinator = new
-        assert await cluster.used_pages() == 0
+        await no_pages_are_used(cluster)
 
 
 INPUT, PAGES = ZrtError("bad_request", "no such token"), ZrtError("kv_full", "no page")

@@ -14,7 +14,7 @@ from clusters import Local, local_cluster
 from peers import until
 from proxies import Proxy, proxy
 
-from zrt.runtime import client as client_module
+from zrt.runtime import connection
 from zrt.runtime.client import Client, Stream
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Finished, Piece
@@ -159,7 +159,7 @@ async def test_a_connection_that_is_silent_is_made_anew(
     cluster: Local, cut: tuple[Proxy, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing tells the client that it is dead. Whoever holds the old connection hears that the session has left it."""
-    monkeypatch.setattr(client_module, "STALL_S", 1.2)
+    monkeypatch.setattr(connection, "STALL_S", 1.2)
     network, client = cut
     stream = client.generate(token_ids=PROMPT, max_tokens=3000, temperature=0.0)
     await begin(stream)
@@ -221,7 +221,7 @@ async def test_whoever_comes_too_late_hears_that(speaking: Callable[..., Path]) 
 async def test_a_cluster_that_cannot_be_reached_again_is_lost(
     cut: tuple[Proxy, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(connection, "SILENCE_S", 0.3)
     network, client = cut
     stream = client.generate(token_ids=PROMPT, max_tokens=200, temperature=0.0)
     await begin(stream)

@@ -34,7 +34,7 @@ async def test_sessions_spread_over_replicas_and_stay(folder: Path, wanted: list
             for stage in range(2):
                 names = [route[stage] for route in at_first]
                 assert [names.count(f"stage{stage}.{replica}") for replica in range(2)] == [4, 4]
-            crowds = [cluster.coordinator.generations._crowd(slot) for slot in range(2)]
+            crowds = [cluster.coordinator.generations.moves.crowd(slot) for slot in range(2)]
             assert {crowd[name] for crowd in crowds for name in crowd} == {(4, 2)}
             await made.have(50)
             assert routes(cluster) == at_first

@@ -5,6 +5,7 @@ from rich.cells import cell_len
 from snapshots import actor, cluster, group, happened, session, step, worker
 
 from zrt.runtime.messages.cluster import ActorInfo, HopInfo
+from zrt.runtime.messages.control import RankLoad
 from zrt.runtime.messages.lending import LendLoad
 from zrt.tui import rows, tables, tree
 from zrt.tui.detail import facts
@@ -68,6 +69,16 @@ def test_a_lost_rank_and_a_lost_worker_are_bad() -> None:
     bad = [row for row in map(tree.TREE.row, tree.nodes(seen)) if row.style == "bad"]
     assert [row.key for row in bad] == ["stage0 rank 1", "attic"]
     assert "it died" in bad[0].text
+
+
+@pytest.mark.parametrize(("state", "style"), [("ready", "plain"), ("loading", "warn"), ("lost", "bad")])
+def test_a_rank_is_shown_with_its_state_memory_and_last_error(state: str, style: str) -> None:
+    ranks = group(1)
+    ranks.ranks[1] = RankLoad(1, 7, errors=2, state=state, rss_bytes=5 << 20, error="rank_failed: it was killed")  # type: ignore[arg-type]
+    row = tree.TREE.row(tree.Node("x rank 1", "rank 1", actor("x", 0, group=ranks), ranks.ranks[1]))
+    assert row.style == style
+    for cell in (state, "5M", "h:7", "2 errors, the last: rank_failed: it was killed"):
+        assert cell in row.text
 
 
 def test_what_a_stage_waits_for_is_said() -> None:

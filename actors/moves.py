@@ -1,0 +1,129 @@
+"""Sessions that change where they run: another route after a loss or for a drain, the queue again for want of pages, parked without a stage."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from zrt.actors.generation import Generation
+from zrt.actors.routing import Routing
+from zrt.runtime.actor import Actor
+from zrt.runtime.admission import Admission
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.journal import Journal
+from zrt.runtime.messages.control import Address
+from zrt.runtime.roster import Crowd, Roster
+from zrt.runtime.sessions import State
+
+
+class Moves:
+    """`live` are the sessions there are, by id. `fail` ends one that no route can save, `admit` lets those in the queue come."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        roster: Roster,
+        admission: Admission,
+        live: Mapping[int, Generation],
+        happened: Journal,
+        *,
+        fail: Callable[[Generation, ZrtError], None],
+        admit: Callable[[], None],
+    ) -> None:
+        self.routing = Routing(actor, roster, crowd=self.crowd, fail=fail)
+        self._actor = actor
+        self._roster = roster
+        self._admission = admission
+        self._live = live
+        self._happened = happened
+        self._fail = fail
+        self._admit = admit
+        self._making_room = False
+
+    def routes_changed(self) -> None:
+        """A stage became ready, grew, or is lost for good: sessions that wait or are parked go on, or end."""
+        capacity, room = self._roster.capacity()
+        self._admission.resize(capacity=capacity, room=room, slots=self._roster.num_slots)
+        lost = self._roster.stage_lost()
+        for generation in list(self._live.values()):
+            session = generation.session
+            if session.state not in (State.WAITING, State.PARKED):
+                continue
+            if lost is not None:
+                self._fail(generation, lost)
+            elif self._roster.route(session.route) is None:
+                continue
+            elif session.state is State.WAITING:
+                self.routing.begin(generation)
+            else:
+                self._admission.unpark(session.id)
+        self._admit()
+
+    def crowd(self, slot: int) -> Crowd:
+        """How many sessions run through each block server, and how many of them in this slot."""
+        routed = [(address.name, one.session.slot) for one in self._live.values() for address in one.session.route]
+        slots = Counter(routed)
+        return {name: (count, slots[name, slot]) for name, count in Counter(name for name, _ in routed).items()}
+
+    def through(self, address: Address) -> list[Generation]:
+        """Those that run through this block server."""
+        return [generation for generation in self._live.values() if address in generation.session.route]
+
+    def move_off(self, generation: Generation, address: Address, why: str) -> bool:
+        """Leave this block server, if the roster offers a route without it. A session that waits for another stage meanwhile keeps its place."""
+        session = generation.session
+        route = self._roster.route(session.route)
+        if session.state is State.PREEMPTED:
+            return True  # it is leaving already
+        if route is not None and address not in route:
+            generation.fault = why
+            self.routing.begin(generation)
+            return True
+        return False
+
+    def park(self, generation: Generation, why: str) -> None:
+        """Free what it holds on all stages and keep its history, until there is a route again."""
+        session = generation.session
+        session.epoch += 1
+        session.move(State.PARKED)
+        self.routing.leave(generation)
+        session.route = []
+        self._admission.park(session.id)
+        generation.fault = why
+        generation.progress()
+        self._admit()
+
+    def peer_lost(self, address: Address) -> None:
+        """Sessions that ran through this process take another route."""
+        moved = [one for one in self.through(address) if one.session.state is not State.PREEMPTED]
+        if moved:
+            self._happened.add("reroute", address.name, f"{len(moved)} sessions take another route")
+        for generation in moved:
+            generation.fault = f"{address.name} is gone"
+            self.routing.begin(generation)
+
+    def make_room(self, stage: str) -> bool:
+        """Send the youngest session on this stage back to the queue; False if a lone one holds it."""
+        if self._making_room:
+            return True
+        youngest = self._admission.youngest(
+            {session for session, one in self._live.items() if stage in {hop.name for hop in one.session.route}}
+        )
+        if youngest is None:
+            return False
+        generation = self._live[youngest]
+        generation.session.epoch += 1
+        generation.session.move(State.PREEMPTED)
+        generation.fault = f"{stage} ran out of KV pages"
+        self._happened.add("preemption", f"{youngest:016x}", generation.fault)
+        self._admission.preempt(youngest)
+        self._making_room = True
+        self._actor.spawn(self._vacate(generation), f"preempt {youngest:016x}")
+        return True
+
+    async def _vacate(self, generation: Generation) -> None:
+        try:
+            await self.routing.leave_now(generation)
+        finally:
+            self._making_room = False
+        if not generation.session.finished:
+            generation.session.route = []
+        self._admit()

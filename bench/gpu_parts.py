@@ -1,0 +1,106 @@
+"""Where a decode step on one GPU goes: kernels by kind, and what the device waits for, without a cluster around the engine.
+
+    python bench/gpu_parts.py [--sessions N ...] [--blocks N]
+
+The model has Qwen3-8B's shape, random weights, bfloat16; sessions have 512 tokens of context. Times are milliseconds a step: of each kind of
+kernel the time in which one of them runs and none of a kind named before it (dependent launches overlap), `gaps` in which none does, and
+`engine_ms` from one token to the next as the lane sees it, measured without the profiler. Prints one JSON object.
+"""
+
+import argparse
+import json
+import time
+from typing import Any
+
+import torch
+from shape import SHAPE
+from torch.profiler import ProfilerActivity, profile
+
+from zrt.runtime.compute.engine import Engine, Work
+from zrt.runtime.compute.sampling import Sampler
+from zrt.runtime.compute.spec import spec_from_config
+from zrt.runtime.compute.weights import RandomCheckpoint
+from zrt.runtime.messages.sampling import Sampling
+
+CONTEXT = 512
+STEPS = 40
+PROFILED = 10
+KINDS = {
+    "products": ("one_row_product", "gemm", "gemv", "nvjet", "cutlass", "cublas", "splitK"),
+    "attention": ("attend", "combine"),
+    "sampling": ("best_of",),
+    "small kernels": ("",),
+}
+
+
+def kind_of(name: str) -> str:
+    return next(kind for kind, words in KINDS.items() if any(word.lower() in name.lower() for word in words))
+
+
+def decode(engine: Engine, sessions: int, steps: int) -> float:
+    """Milliseconds a step of so many sessions, each going on greedily from where it is."""
+    sampler = Sampler(Sampling(temperature=0.0))
+    tokens = [[7] for _ in range(sessions)]
+    started = time.perf_counter()
+    for _ in range(steps):
+        works = [Work(key, engine.have(key), 1, torch.tensor(tokens[key]), sampler) for key in range(sessions)]
+        for key, outcome in enumerate(engine.turn(works).outcomes):
+            assert outcome.picked is not None
+            tokens[key] = [outcome.picked.token]
+    return 1e3 * (time.perf_counter() - started) / steps
+
+
+def busy(spans: list[tuple[float, float]]) -> float:
+    """How long at least one of them lasts."""
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def parts(engine: Engine, sessions: int) -> dict[str, Any]:
+    for key in range(sessions):
+        prompt = torch.arange(CONTEXT) + 1000 * key
+        engine.turn([Work(key, 0, CONTEXT, prompt % 100000, opens=CONTEXT)])
+    decode(engine, sessions, 5)
+    engine_ms = decode(engine, sessions, STEPS)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        decode(engine, sessions, PROFILED)
+        torch.cuda.synchronize()
+    spans: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    for event in seen.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset")):
+            spans[kind_of(event.name)].append((event.time_range.start, event.time_range.end))
+    found: dict[str, float] = {}
+    before: list[tuple[float, float]] = []
+    for kind, own in spans.items():
+        found[kind] = round((busy(before + own) - busy(before)) / 1e3 / PROFILED, 3)
+        before += own
+    for key in range(sessions):
+        engine.close(key)
+    return {"engine_ms": round(engine_ms, 3), **found, "gaps": round(max(0.0, engine_ms - sum(found.values())), 3)}
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--sessions", type=int, nargs="+", default=[1, 16, 64])
+    words.add_argument("--blocks", type=int, default=36)
+    asked = words.parse_args()
+    spec = spec_from_config(SHAPE | {"num_hidden_layers": asked.blocks})
+    engine = Engine.read(
+        spec,
+        RandomCheckpoint(spec),
+        (0, asked.blocks - 1),
+        dtype=torch.bfloat16,
+        kv_bytes=12 << 30,
+        context=4096,
+        sessions=max(asked.sessions),
+        device="cuda:0",
+    )
+    figures = {f"sessions_{count}": parts(engine, count) for count in asked.sessions}
+    print(json.dumps({"bench": "gpu_parts", "card": torch.cuda.get_device_name(), **figures}))
+
+
+if __name__ == "__main__":
+    main()
