@@ -178,7 +178,7 @@ async def test_five_thousand_sessions_are_shown_and_moved_through() -> None:
 @pytest.mark.parametrize("size", [(20, 5), (1, 1)])
 async def test_any_size_of_terminal_is_borne(size: tuple[int, int]) -> None:
     async with showing(recorded()) as (top, pilot):
-        for key in "12345":
+        for key in "135":
             await pilot.press(key)
             await pilot.resize_terminal(*size)
             top._draw()
