@@ -289,7 +289,7 @@ class Coordinator(Actor):
 
     async def _restart(self, name: str) -> None:
         """Have it killed by its parent, which starts it again. ZrtError as `Restart` says."""
-        address = self.roster.block_server(name).address
+        address = self.roster.server_or_worker(name).address
         supervisors = self.roster.of_kind("supervisor")
         if not supervisors:
             raise ZrtError("unsupported", f"there is no `zrt up` here that could start {name} again", self.name)
@@ -309,6 +309,7 @@ class Coordinator(Actor):
             stale=self.generations.dropped_stale + self.roster.stale + self.counters.stale,
             up_ms=int((time.monotonic() - self.generations.began) * 1000),
             tokens=self.generations.tokens,
+            incarnation=self.incarnation,
             errors=dict(self.happened.errors),
             drains=self.drains.infos(),
         )

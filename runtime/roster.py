@@ -221,6 +221,11 @@ class Roster:
             raise ZrtError("bad_request", f"there is no block server called {name}; there are: {names}")
         return entry
 
+    def server_or_worker(self, name: str) -> Entry:
+        """ZrtError bad_request: there is neither a block server nor a layer worker of this name."""
+        entry = self._entries.get(name)
+        return entry if entry is not None and entry.kind == "layer_worker" else self.block_server(name)
+
     def route(self, current: Collection[Address] = (), crowd: Crowd | None = None) -> list[Address] | None:
         """One replica a stage; None while a stage has none.
 

@@ -2,7 +2,8 @@
 
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo, DrainInfo, Happened, HopInfo, SessionInfo
-from zrt.runtime.messages.control import GroupLoad, KvStats, RankLoad
+from zrt.runtime.messages.control import GroupLoad, GroupStep, KvStats, RankLoad
+from zrt.runtime.messages.lending import WorkerLoad
 
 
 def actor(name: str, stage: int, **more: object) -> ActorInfo:
@@ -24,12 +25,35 @@ def session(number: int, tokens: int = 10, **more: object) -> SessionInfo:
     return made
 
 
-def group(steps: int, drain_us: int, errors: int = 0) -> GroupLoad:
+def step(serial: int, us: int = 400, **more: object) -> GroupStep:
+    """A step of three ranks; the later a rank, the slower."""
+    each = [us + 10 * rank for rank in range(3)]
+    made = GroupStep(serial, "step_batch", 500, 2, 7, 20, [one - 50 for one in each], each, ["", "", ""])
+    for key, value in more.items():
+        setattr(made, key, value)
+    return made
+
+
+def group(steps: int, drain_us: int = 400, **more: object) -> GroupLoad:
+    """Three ranks that have run so many steps."""
     ranks = [
-        RankLoad(rank, 100 + rank, steps, errors * rank, 300 * steps, drain_us * rank, 5, 9, "ready", 3 << 20)
-        for rank in range(2)
+        RankLoad(
+            rank, 100 + rank, steps, 0, 300 * steps, (drain_us + rank) * steps, state="ready", rss_bytes=rank << 30
+        )
+        for rank in range(3)
     ]
-    return GroupLoad("ready", 2, steps=steps, fan_out_us=20 * steps, ranks=ranks)
+    recent = [step(serial, drain_us) for serial in range(max(1, steps - 31), steps + 1)]
+    made = GroupLoad("ready", 3, steps=steps, fan_out_us=20 * steps, ranks=ranks, recent=recent)
+    for key, value in more.items():
+        setattr(made, key, value)
+    return made
+
+
+def worker(name: str, **more: object) -> WorkerLoad:
+    made = WorkerLoad(name, "ready", "3-4", "cpu", 10, 10, hop_us=2500, hops=9)
+    for key, value in more.items():
+        setattr(made, key, value)
+    return made
 
 
 def happened(serial: int, kind: str = "state", text: str = "is ready") -> Happened:

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import msgspec
 from textual.app import App, ComposeResult, SystemCommand
-from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Footer, Input, Static
 
@@ -16,25 +16,19 @@ from zrt.runtime.client import Client
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import SessionInfo
-from zrt.tui import rows
+from zrt.tui.detail import Detail
 from zrt.tui.feed import Feed
+from zrt.tui.keys import HELP, KEYS, ONLY, VIEWS
 from zrt.tui.lines import Lines
 from zrt.tui.plot import plot
-from zrt.tui.rows import Node
-from zrt.tui.screens import Chat, Confirm, Detail, Help
+from zrt.tui.rows import clean
+from zrt.tui.screens import Chat, Confirm, Page
 from zrt.tui.state import State
+from zrt.tui.tables import DRAINS, EVENTS, ORDERS, REPLIES, SESSIONS, events, sessions
+from zrt.tui.tree import TREE, Node, nodes
 
 DRAW_S = 0.25
 DRAIN_S = 30.0
-VIEWS = ("cluster", "sessions", "drains", "events", "throughput")
-
-HELP = """1-5 or tab: cluster, sessions, drains, events, throughput
-up, down, page up, page down, home, end: move; left, right: more columns
-enter: a session's text, route and times
-c: cancel the session    d: drain, u: undrain, r: restart the block server
-t: chat    /: filter sessions and events    s: another order of sessions
-space: hold the display    y: copy the row    x: export as SVG    X: as JSON
-l: light or dark    ctrl+p: all commands    ?: this    q: quit"""
 
 
 class Top(App[None]):
@@ -43,29 +37,15 @@ class Top(App[None]):
     TITLE = "zrt top"
     CSS = """
     #title { height: 1; background: $panel; }
+    #views { width: auto; }
+    #told { width: 1fr; text-align: right; padding: 0 1; }
     #banner { height: 1; background: $error; color: $text; display: none; }
     #filter { display: none; }
     ContentSwitcher { height: 1fr; }
-    #plots { height: 1fr; }
+    #actors { height: 30%; min-height: 3; }
+    #plots { height: 1fr; color: $text-accent; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(str(place + 1), f"view('{name}')", name, show=False) for place, name in enumerate(VIEWS)),
-        Binding("tab", "next_view", "view", priority=True),
-        Binding("c", "cancel", "cancel"),
-        Binding("d", "drain", "drain"),
-        Binding("u", "undrain", "undrain"),
-        Binding("r", "restart", "restart"),
-        Binding("t", "chat", "chat"),
-        Binding("slash", "filter", "filter"),
-        Binding("s", "sort", "sort"),
-        Binding("space", "pause", "pause"),
-        Binding("y", "copy", "copy", show=False),
-        Binding("x", "export_svg", "export", show=False),
-        Binding("X", "export_json", "export JSON", show=False),
-        Binding("l", "light", "light/dark", show=False),
-        Binding("question_mark", "help", "help"),
-        Binding("q", "quit", "quit"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*KEYS]
 
     def __init__(self, endpoint: str, folder: Path) -> None:
         super().__init__()
@@ -77,21 +57,25 @@ class Top(App[None]):
         self._order = "age"
         self._wanted = ""
         self._dirty = True
-        self._top = ""
-        self._title = Static("", id="title", markup=False)
+        self._top = ("", "")
+        self._trouble = ""
+        self._views = Static("", id="views", markup=False)
+        self._told = Static("", id="told", markup=False)
         self._banner = Static("", id="banner", markup=False)
         self._plots = Static("", id="plots", markup=False)
         self._filter = Input(placeholder="filter; escape clears it", id="filter")
         self._tables = {
-            "cluster": Lines(rows.TREE, id="cluster"),
-            "sessions": Lines(rows.SESSIONS, id="sessions"),
-            "actors": Lines(rows.DRAINS, id="actors"),
-            "replies": Lines(rows.REPLIES, id="replies"),
-            "events": Lines(rows.EVENTS, id="events"),
+            "cluster": Lines(TREE, id="cluster"),
+            "sessions": Lines(SESSIONS, id="sessions", empty="no session"),
+            "actors": Lines(DRAINS, id="actors", empty="no block server was drained"),
+            "replies": Lines(REPLIES, id="replies", empty="no group of ranks has run a step"),
+            "events": Lines(EVENTS, id="events", empty="no event"),
         }
 
     def compose(self) -> ComposeResult:
-        yield self._title
+        with Horizontal(id="title"):
+            yield self._views
+            yield self._told
         yield self._banner
         with ContentSwitcher(initial=VIEWS[0]):
             yield self._tables["cluster"]
@@ -121,7 +105,9 @@ class Top(App[None]):
         banner = self._banner
         if banner.display != bool(self.feed.trouble):
             banner.display = bool(self.feed.trouble)
-            banner.update(f" {self.feed.trouble}; trying again")
+        if self.feed.trouble and self.feed.trouble != self._trouble:
+            banner.update(clean(f" {self.feed.trouble}; trying again").replace("\n", " "))
+        self._trouble = self.feed.trouble
         if self._dirty and not self.paused:
             self._dirty = False
             self._draw()
@@ -133,30 +119,30 @@ class Top(App[None]):
             return
         match self._view:
             case "cluster":
-                self._tables["cluster"].show(rows.nodes(cluster))
+                self._tables["cluster"].show(nodes(cluster))
             case "sessions":
-                chosen = rows.sessions(cluster.sessions, self._order, self._wanted)
-                self._tables["sessions"].show(chosen)
+                self._tables["sessions"].show(sessions(cluster.sessions, self._order, self._wanted))
             case "drains":
                 self._tables["actors"].show(cluster.drains[::-1])
                 self._tables["replies"].show(list(self.state.replies)[::-1])
             case "events":
-                self._tables["events"].show(rows.events(self.state.happened, self._wanted))
+                self._tables["events"].show(events(self.state.happened, self._wanted))
             case _:
                 self._draw_plots()
 
     def _draw_title(self, cluster: Cluster | None) -> None:
-        marks = " ".join(f"[{name}]" if name == self._view else name for name in VIEWS)
-        told = ""
+        views = " ".join(f"[{name}]" if name == self._view else name for name in VIEWS)
+        told = []
         if cluster is not None:
-            told = f" {'ready' if cluster.ready else 'not ready'}, {len(cluster.sessions)} sessions"
-        notes = [text for text in (self.paused and "paused", self._wanted and f"/{self._wanted}") if text]
+            told = ["ready" if cluster.ready else "NOT READY", f"{len(cluster.sessions)} sessions"]
+        told += [text for text in (self.paused and "paused", self._wanted and f"/{self._wanted}") if text]
         if self._view == "sessions":
-            notes.append(f"by {self._order}")
-        top = f"{marks} {told} {' '.join(notes)}"
+            told.append(f"by {self._order}")
+        top = views, ", ".join(told)
         if top != self._top:
             self._top = top
-            self._title.update(top)
+            self._views.update(views)
+            self._told.update(clean(top[1]))
 
     def _draw_plots(self) -> None:
         plots = self._plots
@@ -168,12 +154,21 @@ class Top(App[None]):
 
     # ---- views --------------------------------------------------------------------------------------------------
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return self._view in ONLY.get(action, VIEWS)
+
     def action_view(self, name: str) -> None:
+        again = name == self._view
         self._view = name
         self.query_one(ContentSwitcher).current = name
-        focus = {"drains": "actors", "throughput": None}.get(name, name)
-        if focus is not None:
-            self._tables[focus].focus()
+        if name == "drains":
+            on_first = self.focused is self._tables["actors"]
+            self.set_focus(self._tables["replies" if again and on_first else "actors"])
+        elif name == "throughput":
+            self.set_focus(None)
+        else:
+            self.set_focus(self._tables[name])
+        self.refresh_bindings()
         self._draw()
 
     def action_next_view(self) -> None:
@@ -183,7 +178,7 @@ class Top(App[None]):
             self.action_view(VIEWS[(VIEWS.index(self._view) + 1) % len(VIEWS)])
 
     def action_sort(self) -> None:
-        orders = list(rows.ORDERS)
+        orders = list(ORDERS)
         self._order = orders[(orders.index(self._order) + 1) % len(orders)]
         self._draw()
 
@@ -216,21 +211,23 @@ class Top(App[None]):
         self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
 
     def action_help(self) -> None:
-        self.push_screen(Help(HELP))
+        self.push_screen(Page("zrt top", HELP))
 
     def action_chat(self) -> None:
         self.push_screen(Chat(self.feed))
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        item = event.lines.item
-        if isinstance(item, SessionInfo):
-            self.push_screen(Detail(self.feed, self.state, item.session))
+        lines = event.lines
+        if isinstance(lines.item, SessionInfo):
+            self.push_screen(Detail(self.feed, self.state, lines.item.session))
+        elif lines.item is not None:
+            self.push_screen(Page(lines.id or "", "\n".join(lines.table.described(lines.item))))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         yield from super().get_system_commands(screen)
-        for binding in self.BINDINGS:
-            if isinstance(binding, Binding) and not binding.action.startswith(("next_view", "quit")):
-                action = binding.action
+        for binding in KEYS:
+            action = binding.action
+            if action not in ("next_view", "quit") and self.check_action(action, ()):
                 yield SystemCommand(f"zrt: {binding.description}", f"key {binding.key}", self._runner(action))
 
     def _runner(self, action: str) -> Callable[[], Awaitable[bool]]:
@@ -242,12 +239,13 @@ class Top(App[None]):
         focused = self.focused
         return focused.item if isinstance(focused, Lines) else None
 
-    def _server(self) -> str | None:
-        """The block server under the cursor."""
+    def _process(self, *kinds: str) -> str | None:
+        """The process under the cursor, if it is of these kinds."""
         item = self._item()
-        actor = item.actor if isinstance(item, Node) else None
-        if actor is None or actor.kind != "block_server":
-            self.notify("put the cursor on a block server of the cluster", severity="warning")
+        actor = item.actor if isinstance(item, Node) and item.rank is None else None
+        if actor is None or actor.kind not in kinds:
+            words = " or ".join(kind.replace("_", " ") for kind in kinds)
+            self.notify(f"put the cursor on a {words} of the cluster", severity="warning")
             return None
         return actor.name
 
@@ -256,7 +254,7 @@ class Top(App[None]):
             try:
                 await work(self.feed.client)
             except ZrtError as error:
-                self.notify(str(error), title=told, severity="error", markup=False)
+                self.notify(clean(str(error)), title="not done", severity="error", markup=False)
             else:
                 self.notify(told, markup=False)
 
@@ -272,23 +270,23 @@ class Top(App[None]):
         self.push_screen(Confirm(question, seconds), answered)
 
     def action_cancel(self) -> None:
-        item = self._item()
-        if not isinstance(item, SessionInfo):
+        item = self.screen if isinstance(self.screen, Detail) else self._item()
+        if not isinstance(item, SessionInfo | Detail):
             self.notify("put the cursor on a session", severity="warning")
             return
         name, session = f"session {item.session:016x}", item.session
         self._confirm(f"Cancel {name}?", f"{name} is cancelled", lambda client, _: client.cancel(session))
 
     def action_drain(self) -> None:
-        if name := self._server():
+        if name := self._process("block_server"):
             self._confirm(f"Drain {name}?", f"{name} is drained", lambda client, s: client.drain(name, s), DRAIN_S)
 
     def action_undrain(self) -> None:
-        if name := self._server():
+        if name := self._process("block_server"):
             self._confirm(f"Let {name} serve again?", f"{name} serves again", lambda client, _: client.undrain(name))
 
     def action_restart(self) -> None:
-        if name := self._server():
+        if name := self._process("block_server", "layer_worker"):
             self._confirm(
                 f"Kill {name} and start it again?", f"{name} starts again", lambda client, _: client.restart(name)
             )

@@ -16,16 +16,20 @@ STYLES = ("plain", "dim", "good", "warn", "bad", "head", "cursor")
 
 
 class Lines(ScrollView, can_focus=True):
-    """The rows of `table`, with a title line that stays, and a cursor that stays on its row's key. `drawn` counts lines that were drawn."""
+    """The rows of `table`, with a title line that stays, and a cursor that stays on its row's key. `empty` is said where there is no row.
+    `drawn` counts lines that were drawn. Colours are such that they are green, yellow and red among 16, too."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"lines--{style}" for style in STYLES}
     DEFAULT_CSS = """
-    Lines { height: 1fr; overflow-x: hidden; }
+    Lines { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }
     Lines > .lines--plain { color: $foreground; }
     Lines > .lines--dim { color: $text-muted; text-style: dim; }
-    Lines > .lines--good { color: $text-success; text-style: bold; }
-    Lines > .lines--warn { color: $text-warning; }
-    Lines > .lines--bad { color: $text-error; }
+    Lines > .lines--good { color: #40d080; text-style: bold; }
+    Lines > .lines--warn { color: #e8b030; }
+    Lines > .lines--bad { color: #ff6060; }
+    Lines:light > .lines--good { color: #007a00; }
+    Lines:light > .lines--warn { color: #806000; }
+    Lines:light > .lines--bad { color: #b00000; }
     Lines > .lines--head { color: $foreground; text-style: bold underline; }
     Lines > .lines--cursor { text-style: reverse; }
     """
@@ -53,10 +57,11 @@ class Lines(ScrollView, can_focus=True):
         def control(self) -> "Lines":
             return self.lines
 
-    def __init__(self, table: Table[Any], *, id: str) -> None:
+    def __init__(self, table: Table[Any], *, id: str, empty: str = "") -> None:
         super().__init__(id=id)
         self.drawn = 0
-        self._table = table
+        self.table = table
+        self._empty = empty
         self._items: Sequence[Any] = []
         self._shown: dict[int, Row] = {}
         self._cursor = 0
@@ -69,16 +74,16 @@ class Lines(ScrollView, can_focus=True):
 
     @property
     def row(self) -> Row | None:
-        return self._table.row(self.item) if self._items else None
+        return self.table.row(self.item) if self._items else None
 
     def show(self, items: Sequence[Any]) -> None:
         """The rows from now on."""
-        key = self._table.key(self.item) if self._items else None
+        key = self.table.key(self.item) if self._items else None
         count = len(self._items)
         self._items = items
         place = min(self._cursor, max(0, len(items) - 1))
-        if key is not None and not (items and self._table.key(items[place]) == key):
-            place = next((at for at, item in enumerate(items) if self._table.key(item) == key), place)
+        if key is not None and not (items and self.table.key(items[place]) == key):
+            place = next((at for at, item in enumerate(items) if self.table.key(item) == key), place)
         moved = place != self._cursor
         self._cursor = place
         if len(items) != count:
@@ -88,7 +93,7 @@ class Lines(ScrollView, can_focus=True):
             return
         top = self.scroll_offset.y
         for place in range(top, min(len(items), top + self.size.height - 1)):
-            if self._shown.get(place) != self._table.row(items[place]):
+            if self._shown.get(place) != self.table.row(items[place]):
                 self._refresh_row(place)
 
     def _refresh_row(self, place: int) -> None:
@@ -98,11 +103,11 @@ class Lines(ScrollView, can_focus=True):
         self.drawn += 1
         width = self.size.width
         if y == 0:
-            return self._strip(self._table.head, "head", width)
+            return self._strip(self.table.head, "head", width)
         place = self.scroll_offset.y + y - 1
         if place >= len(self._items):
-            return Strip.blank(width, self.rich_style)
-        row = self._table.row(self._items[place])
+            return self._strip("" if place or self._items else self._empty, "dim", width)
+        row = self.table.row(self._items[place])
         self._shown[place] = row
         if len(self._shown) > 4 * self.size.height + 16:
             self._shown = {place: row}
@@ -141,10 +146,10 @@ class Lines(ScrollView, can_focus=True):
         self.action_move(pages * max(1, self.size.height - 1))
 
     def action_shift(self, cells: int) -> None:
-        widest = len(self._table.head)
+        widest = len(self.table.head)
         self._left = max(0, min(self._left + cells, widest - self.size.width))
         self.refresh()
 
     def action_choose(self) -> None:
         if self._items:
-            self.post_message(self.Chosen(self, self._table.key(self.item)))
+            self.post_message(self.Chosen(self, self.table.key(self.item)))

@@ -1,4 +1,4 @@
-"""What opens over the monitor: a question with yes and no, a session's details, a chat, the list of keys."""
+"""What opens over the monitor: a question with yes and no, the facts of a row, a chat, the list of keys."""
 
 from contextlib import aclosing
 from typing import ClassVar
@@ -6,20 +6,18 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Static
 
 from zrt.runtime.client import Stream
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Finished, Piece
-from zrt.runtime.messages.cluster import SessionInfo
 from zrt.tui.feed import Feed
-from zrt.tui.rows import sparkline
-from zrt.tui.state import State
+from zrt.tui.rows import clean
 
 DRAW_S = 0.25
 MOST_TEXT = 8000
-"""Characters of a session's text that are shown, the last ones."""
+"""Characters of a talk that are shown, the last ones."""
 
 
 class Confirm(ModalScreen[float | None]):
@@ -65,97 +63,35 @@ class Confirm(ModalScreen[float | None]):
         self.dismiss(None)
 
 
-class Help(ModalScreen[None]):
-    """The keys."""
+class Page(ModalScreen[None]):
+    """A text under a title: the keys, or all there is to know of a row."""
 
     CSS = """
-    Help { align: center middle; }
-    Help > VerticalScroll { width: 70; height: 90%; border: round $accent; background: $surface; padding: 0 1; }
+    Page { align: center middle; }
+    Page > VerticalScroll {
+        width: 76; max-width: 100%; height: auto; max-height: 90%;
+        border: round $accent; border-title-style: bold; background: $surface; padding: 0 1;
+    }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark", "dismiss", "close")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,enter", "dismiss", "close"),
+        Binding("y", "copy", "copy"),
+    ]
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, title: str, text: str) -> None:
         super().__init__()
-        self._text = text
+        self._title = clean(title)
+        self._text = clean(text)
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll():
+        with VerticalScroll() as scroll:
             yield Static(self._text, markup=False)
+        scroll.border_title = Content(self._title).markup
         yield Footer()
 
-
-class Detail(ModalScreen[None]):
-    """One session: its text as it streams, where its time goes, what happened to it."""
-
-    CSS = """
-    Detail > Static { height: auto; max-height: 12; background: $surface; }
-    Detail > VerticalScroll { height: 1fr; border-top: solid $accent; background: $surface; }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "close")]
-
-    def __init__(self, feed: Feed, state: State, session: int) -> None:
-        super().__init__()
-        self._feed = feed
-        self._state = state
-        self._session = session
-        self._text = ""
-        self._ended = ""
-        self._drawn: tuple[str, str] | None = None
-
-    def compose(self) -> ComposeResult:
-        yield Static("", id="facts", markup=False)
-        with VerticalScroll(id="scroll"):
-            yield Static("", id="text", markup=False)
-        yield Footer()
-
-    def on_mount(self) -> None:
-        self.run_worker(self._follow(), exit_on_error=False)
-        self.set_interval(DRAW_S, self._draw)
-        self._draw()
-
-    async def _follow(self) -> None:
-        try:
-            async with aclosing(self._feed.client.follow(self._session)) as events:
-                async for event in events:
-                    if isinstance(event, Piece):
-                        said = event.text or " ".join(map(str, event.token_ids)) + " "
-                        self._text = (self._text + said)[-MOST_TEXT:]
-                    elif isinstance(event, Finished):
-                        self._ended = f"finished: {event.reason}"
-        except ZrtError as error:
-            self._ended = str(error)
-
-    def _draw(self) -> None:
-        cluster = self._state.cluster
-        sessions = cluster.sessions if cluster is not None else []
-        info = next((one for one in sessions if one.session == self._session), None)
-        lines = [f"session {self._session:016x}  {self._ended}"]
-        if info is not None:
-            lines += facts(info)
-        where = f"{self._session:016x}"
-        lines += [f"{one.kind}: {one.text}" for one in self._state.happened if one.where == where][-3:]
-        drawn = ("\n".join(lines), self._text)
-        if drawn != self._drawn:
-            self._drawn = drawn
-            self.query_one("#facts", Static).update(drawn[0])
-            self.query_one("#text", Static).update(drawn[1])
-            self.query_one("#scroll", VerticalScroll).scroll_end(animate=False)
-
-
-def facts(info: SessionInfo) -> list[str]:
-    """A session in a few lines."""
-    lines = [
-        f"{info.state}  prompt {info.prompt_tokens}  new {info.completion_tokens}  {info.tokens_s:.1f} tokens/s  "
-        f"first token {info.ttft_ms:.0f} ms  epoch {info.epoch}  pages {info.kv_pages}",
-        f"client {info.client}  between tokens {sparkline(info.gaps_ms, 24)}",
-    ]
-    lines += [
-        f"  {hop.name}: queue {hop.queue_ms:.2f}, compute {hop.compute_ms:.2f}, encode {hop.encode_ms:.2f} ms a token"
-        for hop in info.hops
-    ]
-    if info.hops:
-        lines.append(f"  network: {info.network_ms:.2f} ms a token")
-    return [*lines, info.fault] if info.fault else lines
+    def action_copy(self) -> None:
+        self.app.copy_to_clipboard(self._text)
+        self.notify("copied")
 
 
 class Chat(ModalScreen[None]):
@@ -173,6 +109,7 @@ class Chat(ModalScreen[None]):
         self._stream: Stream | None = None
         self._answer = ""
         self._trouble = ""
+        self._drawn = ""
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="scroll"):
@@ -210,9 +147,13 @@ class Chat(ModalScreen[None]):
 
     def _draw(self) -> None:
         said = [f"{'> ' if one['role'] == 'user' else ''}{one['content']}" for one in self._messages]
-        said += [text for text in (self._answer, self._trouble) if text]
-        self.query_one("#talk", Static).update("\n".join(said)[-MOST_TEXT:])
-        self.query_one("#scroll", VerticalScroll).scroll_end(animate=False)
+        if self._stream is not None or self._answer:
+            said.append(self._answer + ("▌" if self._stream is not None else ""))
+        talk = clean("\n\n".join([*said, *([self._trouble] if self._trouble else [])])[-MOST_TEXT:])
+        if talk != self._drawn:
+            self._drawn = talk
+            self.query_one("#talk", Static).update(talk)
+            self.query_one("#scroll", VerticalScroll).scroll_end(animate=False)
 
     def action_leave(self) -> None:
         if self._stream is not None:

@@ -11,7 +11,9 @@ from rich.text import Text
 
 from zrt.runtime.client import Client
 from zrt.runtime.messages.client import Cluster
-from zrt.tui.rows import SESSIONS, TREE, Row, Style, nodes
+from zrt.tui.rows import Row, Style, clean
+from zrt.tui.tables import SESSIONS
+from zrt.tui.tree import TREE, nodes
 
 WIDE: Final = 1000
 """Columns of what goes to a file or a pipe: lines are not cut."""
@@ -52,9 +54,11 @@ def _print(cluster: Cluster, *, json: bool) -> None:
 def tree(cluster: Cluster) -> list[Text]:
     """The cluster in lines: what it is, its processes, its sessions."""
     ready = "ready" if cluster.ready else "not ready"
-    lines = [Text(f"{cluster.name}: {cluster.model}, {cluster.num_blocks} blocks, context {cluster.context}, {ready}")]
+    lines = [
+        Text(clean(f"{cluster.name}: {cluster.model}, {cluster.num_blocks} blocks, context {cluster.context}, {ready}"))
+    ]
     if cluster.fault:
-        lines.append(Text(cluster.fault, style="red"))
+        lines.append(Text(clean(cluster.fault), style="red"))
     lines.append(Text(TREE.head.rstrip(), style="underline"))
     lines += [_line(TREE.row(node)) for node in nodes(cluster)]
     if cluster.sessions:

@@ -176,8 +176,8 @@ class Undrain(Request):
 
 
 class Restart(Request):
-    """Have `zrt up` kill a block server and start it again; its sessions take another route, or wait. Answered by `ok` when it was killed.
-    Errors: bad_request (no block server has this name, or `zrt up` did not start it), unsupported (there is no `zrt up`)."""
+    """Have `zrt up` kill a block server or layer worker and start it again; its sessions take another route, or wait. Answered by `ok` when it
+    was killed. Errors: bad_request (none has this name, or `zrt up` did not start it), unsupported (there is no `zrt up`)."""
 
     name: str
 
@@ -286,9 +286,9 @@ class Finished(Answering):
 
 class Cluster(Event):
     """The whole cluster at one moment. `actors` are in pipeline order, those without a stage last, and `sessions` the oldest first. `ready` is
-    true when every stage has a ready replica; `stale` counts what the coordinator itself dropped since it came too late. `tokens` were
-    generated, and `errors` told to clients by kind, in the `up_ms` since it began. `drains` are the last ones, `happened` the last things
-    that did (a few hundred).
+    true when every stage has a ready replica; `incarnation` is the coordinator's: after another one all counts begin anew. `stale` counts
+    what the coordinator itself dropped since it came too late. `tokens` were generated, and `errors` told to clients by kind, in the
+    `up_ms` since it began. `drains` are the last ones, `happened` the last things that did (a few hundred).
     """
 
     name: str
@@ -302,6 +302,7 @@ class Cluster(Event):
     stale: int = 0
     up_ms: int = 0
     tokens: int = 0
+    incarnation: int = 0
     errors: dict[str, int] = {}
     drains: list[DrainInfo] = []
     happened: list[Happened] = []

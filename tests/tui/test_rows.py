@@ -2,41 +2,47 @@
 
 import pytest
 from rich.cells import cell_len
-from snapshots import actor, cluster, group, happened, session
+from snapshots import actor, cluster, group, happened, session, step, worker
 
-from zrt.runtime.messages.cluster import ActorInfo
+from zrt.runtime.messages.cluster import ActorInfo, HopInfo
 from zrt.runtime.messages.control import RankLoad
-from zrt.tui import rows
+from zrt.runtime.messages.lending import LendLoad
+from zrt.tui import rows, tables, tree
+from zrt.tui.detail import facts
 from zrt.tui.plot import plot
-from zrt.tui.state import EVENTS, State
-from zrt.tui.status import tree
+from zrt.tui.state import EVENTS, REPLIES, State
+from zrt.tui.status import tree as status
 
 TREE = """
 test: tiny, 64 blocks, context 256, ready
-actor                      state     KV pages    queue  busy   tok/s memory  p50
-test: tiny
-├ stage 0, blocks 0-0
-│ └ stage0                 ready     ██░░░░  25%     0    0%     0.0
-├ stage 1, blocks 1-1
-│ ├ stage1.0               load 50%  ██░░░░  25%     0    0%     0.0
-│ └ stage1.1               drained   ██░░░░  25%     0    0%     0.0     2G
-│   · stage1.1 rank 0      ready                                         3M
-│   · stage1.1 rank 1      ready                                         3M
+actor                     state     KV pages    queue  busy  tok/s memory p50 ms
+test: tiny                ready
+├ stage 0, blocks 0-0     1/1
+│ └ stage0                ready     ██░░░░  25%     0    0%    0.0           1.2
+│   ├ attic, blocks 3-4   ready                                        3G    2.5
+│   └ cellar, blocks –    push 50%
+├ stage 1, blocks 1-1     0/2
+│ ├ stage1.0              load 50%  ██░░░░  25%     0    0%    0.0           1.2
+│ └ stage1.1              drained   ██░░░░  25%     0    0%    0.0     2G    1.2
+│   ├ rank 0              ready                                              0.4
+│   ├ rank 1              ready                                        1G    0.4
+│   └ rank 2              ready                                        2G    0.4
 └ others
-  └ coordinator            ready
+  └ coordinator           ready
 """.strip()
 
 
-def test_the_cluster_is_a_tree_of_stages_replicas_and_ranks() -> None:
-    actors = [
-        actor("stage0", 0),
+def test_the_cluster_is_a_tree_of_stages_replicas_ranks_and_layer_workers() -> None:
+    cellar = worker("cellar", state="pushing", layers="", held_bytes=5, hops=0)
+    seen = cluster(sessions=0)
+    seen.actors = [
+        actor("stage0", 0, lend=LendLoad("0-2", workers=[worker("attic"), cellar])),
         actor("stage1.0", 1, state="loading", done_bytes=5, total_bytes=10),
-        actor("stage1.1", 1, state="drained", rss_bytes=2**31, group=group(1, 1)),
+        actor("stage1.1", 1, state="drained", rss_bytes=2**31, group=group(1)),
+        ActorInfo("attic", "layer_worker", "ready", rss_bytes=3 << 30),
         ActorInfo("coordinator", "coordinator", "ready"),
     ]
-    seen = cluster(sessions=0)
-    seen.actors = actors
-    lines = [line.plain[:80].rstrip() for line in tree(seen)]
+    lines = [line.plain[:80].rstrip() for line in status(seen)]
     assert "\n".join(lines) == TREE
 
 
@@ -51,31 +57,52 @@ def test_the_cluster_is_a_tree_of_stages_replicas_and_ranks() -> None:
     ],
 )
 def test_the_state_of_a_process_is_its_colour(more: dict[str, object], style: str) -> None:
-    assert rows.TREE.row(rows.Node("x", actor("x", 0, **more))).style == style
+    assert tree.TREE.row(tree.Node("x", "x", actor("x", 0, **more))).style == style
+
+
+def test_a_lost_rank_and_a_lost_worker_are_bad() -> None:
+    lost = group(1)
+    lost.ranks[1].state, lost.ranks[1].error = "lost", "rank_failed: it died"
+    lend = LendLoad(workers=[worker("attic", state="lost")])
+    seen = cluster(sessions=0)
+    seen.actors = [actor("stage0", 0, group=lost), actor("stage1", 1, lend=lend)]
+    bad = [row for row in map(tree.TREE.row, tree.nodes(seen)) if row.style == "bad"]
+    assert [row.key for row in bad] == ["stage0 rank 1", "attic"]
+    assert "it died" in bad[0].text
 
 
 @pytest.mark.parametrize(("state", "style"), [("ready", "plain"), ("loading", "warn"), ("lost", "bad")])
 def test_a_rank_is_shown_with_its_state_memory_and_last_error(state: str, style: str) -> None:
-    ranks = group(1, 1)
+    ranks = group(1)
     ranks.ranks[1] = RankLoad(1, 7, errors=2, state=state, rss_bytes=5 << 20, error="rank_failed: it was killed")  # type: ignore[arg-type]
-    leader = actor("x", 0, group=ranks)
-    row = rows.TREE.row(rows.Node("x rank 1", leader, ranks.ranks[1]))
+    row = tree.TREE.row(tree.Node("x rank 1", "rank 1", actor("x", 0, group=ranks), ranks.ranks[1]))
     assert row.style == style
     for cell in (state, "5M", "h:7", "2 errors, the last: rank_failed: it was killed"):
         assert cell in row.text
 
 
-@pytest.mark.parametrize("name", ["a" * 64, "段落" * 20, "e\u0301" * 20, "tab\tline\nbell\a", "\x1b[31mred"])
+def test_what_a_stage_waits_for_is_said() -> None:
+    node = tree.Node("x", "x", actor("x", 0, lend=LendLoad(waits_for="attic to join")))
+    assert "attic to join" in tree.TREE.row(node).text
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 64, "段落" * 20, "e\u0301" * 20, "tab\tline\nbell\a", "\x1b[31mred", "🧑‍🚀👍🏽" * 9]
+)
 def test_a_row_has_its_width_whatever_the_names_are(name: str) -> None:
-    row = rows.TREE.row(rows.Node(name, actor(name, 0)))
-    assert cell_len(row.text) == cell_len(rows.TREE.head)
-    assert row.text.isprintable()
+    row = tree.TREE.row(tree.Node(name, name, actor(name, 0)))
+    assert cell_len(row.text) == cell_len(tree.TREE.head)
+    assert not set(row.text) & set("\t\n\a\x1b")
+
+
+def test_what_others_say_does_not_steer_the_terminal() -> None:
+    assert rows.clean("one\ntwo\x1b]0;title\x07 \x9b31m\r") == "one\ntwo ]0;title   31m "
 
 
 @pytest.mark.parametrize(("order", "first"), [("age", 0), ("tokens", 2), ("pace", 3), ("ttft", 1), ("state", 0)])
 def test_sessions_are_sorted(order: str, first: int) -> None:
     all_ = [session(0), session(1, ttft_ms=99.0), session(2, tokens=50), session(3, state="waiting")]
-    assert rows.sessions(all_, order, "")[0].session == first
+    assert tables.sessions(all_, order, "")[0].session == first
 
 
 @pytest.mark.parametrize(
@@ -83,38 +110,64 @@ def test_sessions_are_sorted(order: str, first: int) -> None:
 )
 def test_sessions_are_filtered_by_all_that_names_them(wanted: str, found: int) -> None:
     all_ = [session(0), session(1), session(2), session(3, state="waiting")]
-    assert len(rows.sessions(all_, "age", wanted)) == found
+    assert len(tables.sessions(all_, "age", wanted)) == found
 
 
 def test_a_session_in_a_line() -> None:
-    assert rows.SESSIONS.row(session(7)).text.rstrip() == (
+    assert tables.SESSIONS.row(session(7)).text.rstrip() == (
         "0000000000000007 decoding       5     10    27.0       50 ▃▅█                  1     0 0007            stage0 → stage1"
     )
 
 
+def test_a_session_in_full_has_the_time_of_each_hop() -> None:
+    one = session(7, hops=[HopInfo("stage0", 0.5, 4.0, 0.5), HopInfo("stage1", 1.0, 3.0, 0.0)], network_ms=1.0)
+    lines = facts(7, one, cluster(up_ms=2007), [], "")
+    assert lines[2] == "asked 2 s ago by client.0007; route stage0 → stage1"
+    assert lines[4:] == [
+        "ms a token            queue  compute   encode      sum",
+        "stage0                 0.50     4.00     0.50     5.00 ██████████░░░░░░░░░░",
+        "stage1                 1.00     3.00     0.00     4.00 ████████░░░░░░░░░░░░",
+        "network                                           1.00 ██░░░░░░░░░░░░░░░░░░",
+    ]
+
+
+def test_of_many_hops_the_first_are_shown_and_the_others_summed() -> None:
+    lines = facts(7, session(7, hops=[HopInfo("s", 1.0, 1.0, 0.0)] * 9), cluster(), [], "")
+    assert [line.split()[:3] for line in lines if "more stages" in line] == [["3", "more", "stages"]]
+
+
 def test_a_drain_in_a_line() -> None:
     (drain,) = cluster().drains
-    assert rows.DRAINS.row(drain).text.rstrip() == (
-        "stage0             draining      2     1        0      0 1.5 of 9 s       client.1"
+    assert tables.DRAINS.row(drain).text.rstrip() == (
+        "stage0             draining      2     1        0      0 1.5 of 9 s     client.1"
     )
 
 
-def test_replies_are_means_of_the_steps_between_two_snapshots() -> None:
+def led(recent: list, name: str = "stage0"):
+    seen = cluster(actors=1)
+    seen.actors[0].name, seen.actors[0].group = name, group(1, recent=recent)
+    return seen
+
+
+def test_each_step_of_a_group_is_a_line_with_every_rank() -> None:
     state = State()
-    for steps, drain in ((10, 1000), (10, 1000), (30, 5000)):
-        seen = cluster(actors=1)
-        seen.actors[0].group = group(steps, drain, errors=steps // 20)
-        state.take(seen, 5.0)
-    first, second = state.replies
-    assert (first.rank, first.steps, first.fan_out_us, first.forward_us, first.drain_us, first.errors) == (
-        0,
-        20,
-        20,
-        300,
-        0,
-        0,
-    )
-    assert (second.rank, second.drain_us, second.errors) == (1, 200, 1)
+    state.take(led([step(4), step(5, 500, errors=["", "", "rank_failed"])]), 1000.0)
+    first, second = map(tables.REPLIES.row, state.replies)
+    assert first.text[9:].split()[:8] == ["stage0", "4", "7", "20", "2:", "420", "400", "410"]
+    assert (first.style, second.style) == ("plain", "bad")
+    assert "rank 2: rank_failed" in second.text
+
+
+def test_steps_that_were_told_before_are_not_told_again_and_history_is_bounded() -> None:
+    state = State()
+    state.take(led([step(1), step(2)]), 1000.0)
+    state.take(led([step(2), step(3)]), 1001.0)
+    assert [one.step.serial for one in state.replies] == [1, 2, 3]
+    state.take(led([step(1)]), 1002.0)  # the leader was started again
+    assert [one.step.serial for one in state.replies] == [1, 2, 3, 1]
+    for serial in range(2, REPLIES + 50):
+        state.take(led([step(serial)]), 1003.0)
+    assert len(state.replies) == REPLIES
 
 
 def test_events_are_kept_once_each_and_bounded() -> None:
@@ -122,19 +175,30 @@ def test_events_are_kept_once_each_and_bounded() -> None:
     state.take(cluster(happened=[happened(1), happened(2)]), 0.0)
     state.take(cluster(happened=[happened(2), happened(3, "death", "is gone")]), 0.0)
     assert [one.serial for one in state.happened] == [1, 2, 3]
-    assert [one.serial for one in rows.events(state.happened, "death")] == [3]
+    assert [one.serial for one in tables.events(state.happened, "death")] == [3]
     state.take(cluster(happened=[happened(serial) for serial in range(4, EVENTS + 50)]), 0.0)
     assert len(state.happened) == EVENTS
 
 
-def test_a_new_coordinator_counts_anew() -> None:
+def test_a_new_coordinator_counts_anew_and_what_happened_before_is_still_known() -> None:
     state = State()
-    state.take(cluster(up_ms=90_000, tokens=500, happened=[happened(9)]), 0.0)
-    state.take(cluster(up_ms=1_000, tokens=0, happened=[happened(1)]), 0.0)
-    state.take(cluster(up_ms=3_000, tokens=60), 0.0)
+    state.take(cluster(incarnation=1, up_ms=90_000, tokens=500, happened=[happened(9)]), 0.0)
+    state.take(cluster(incarnation=2, up_ms=91_000, tokens=0, happened=[happened(1)]), 0.0)
+    state.take(cluster(incarnation=2, up_ms=93_000, tokens=60), 0.0)
     assert list(state.pace) == [(30.0, 2)]
-    assert [one.serial for one in state.happened] == [1]
+    assert [one.serial for one in state.happened] == [9, 1]
 
 
-def test_a_plot_has_the_newest_at_the_right_and_the_largest_at_the_top() -> None:
-    assert plot("x", [1.0, 2.0, 4.0], 5, 3) == ["x: 4.0, most 4.0", "    █", "  ▄██"]
+def test_a_plot_has_axes_the_newest_at_the_right_and_a_round_number_at_the_top() -> None:
+    assert plot("x", [1.0, 2.0, 4.0], 14, 4) == [
+        "x: 4.0 now, 4.0 most",
+        "    5 ┤      ▅",
+        "      ┤    ▃▆█",
+        "    0 └    now",
+    ]
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [float("nan")], [float("inf"), 1.0], [-5.0, 2.0], [1e300]])
+@pytest.mark.parametrize(("width", "height"), [(80, 10), (1, 1), (8, 3)])
+def test_a_plot_has_its_size_whatever_the_values_are(values: list[float], width: int, height: int) -> None:
+    assert len(plot("x", values, width, height)) <= max(height, 1)
