@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from running import run_zrt, running, start_zrt
-from transformers import AutoModelForCausalLM
+from tiny_models import reference
 
 from zrt.runtime import config
 
+README = Path(__file__).parents[2] / "README.md"
 CONF = Path(__file__).parents[2] / "conf" / "layers.toml"
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
 TOKENS = 24
@@ -43,6 +43,13 @@ join = true
 """
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @contextmanager
 def joining(name: str, endpoint: str, home: Path) -> Iterator["subprocess.Popen[str]"]:
     process = start_zrt("worker", "--join", endpoint, "--name", name, "--threads", "1", home=home)
@@ -56,13 +63,9 @@ def joining(name: str, endpoint: str, home: Path) -> Iterator["subprocess.Popen[
 def test_a_cluster_lends_to_a_worker_of_its_own_and_to_one_elsewhere_and_outlives_both(
     make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     folder = make_model("llama", num_hidden_layers=6)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ids = model.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=TOKENS, pad_token_id=0)
-    wanted = ids[0, len(PROMPT) :].tolist()
+    wanted = reference(folder, PROMPT, TOKENS)
     file = tmp_path / "layers.toml"
     file.write_text(FILE.format(folder=folder).replace("127.0.0.1:0", f"127.0.0.1:{port}"))
     words = ["--token-ids", ",".join(map(str, PROMPT)), "--max-tokens", str(TOKENS), "--temperature", "0", "--json"]
@@ -91,6 +94,37 @@ def test_a_cluster_lends_to_a_worker_of_its_own_and_to_one_elsewhere_and_outlive
             assert ask() == wanted
             assert cluster.end() == 0
             assert again.poll() is None  # it outlives the cluster, for the next one
+
+
+def test_the_readmes_two_commands_lend_a_second_machines_memory(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As they stand, but for the two machines' addresses, which are both this one's, and the model."""
+    folder = make_model("llama", num_hidden_layers=6)
+    text = README.read_text().partition("## Lending layers")[2]
+    conf, commands = text.split("```toml\n")[1].partition("```")[0], text.split("```\n")[2].partition("```")[0]
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    file = tmp_path / "two-machines.toml"
+    file.write_text(conf.replace("tcp://10.0.0.1:7411", endpoint).replace("smollm2-135m", str(folder)))
+    lend, up = (line.split()[1:] for line in commands.strip().splitlines())
+    there = {"tcp://10.0.0.1:7411": endpoint, "tcp://10.0.0.2:0": "tcp://127.0.0.1:0", "two-machines.toml": str(file)}
+    lend, up = ([there.get(word, word) for word in words] for words in (lend, up))
+    assert (lend[0], up[0]) == ("worker", "up")
+    words = ["--token-ids", ",".join(map(str, PROMPT)), "--max-tokens", str(TOKENS), "--temperature", "0", "--json"]
+    second = start_zrt(*lend, home=tmp_path / "second")
+    try:
+        with running(*up[1:], home=tmp_path / "first") as cluster:
+            answer = cluster.zrt("generate", *words)
+            assert json.loads(answer.stdout)["token_ids"] == reference(folder, PROMPT, TOKENS), answer.stderr
+            seen = json.loads(cluster.zrt("status", "--json").stdout)["actors"]
+            stage = next(actor for actor in seen if actor["name"] == "stage0")
+            (worker,) = stage["lend"]["workers"]
+            assert worker["state"] == "ready"
+            assert worker["pushed_bytes"] == worker["total_bytes"] > 0
+            assert worker["layers"]
+    finally:
+        second.kill()
+        second.communicate()
 
 
 @pytest.mark.demo

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from clusters import Local, local_cluster
 from peers import until
-from transformers import AutoModelForCausalLM
+from tiny_models import reference
 
 from zrt.actors import lent_run
 from zrt.actors.lent_layers import LentLayers
@@ -23,14 +22,6 @@ LENT = {
     "interleaved": {"attic": ["1", "3", "5"]},
     "interleaved, two workers": {"attic": ["1", "4"], "cellar": ["2-3", "6"]},
 }
-
-
-def reference(folder: Path, prompt: list[int], tokens: int) -> list[int]:
-    """transformers' greedy ids."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    with torch.inference_mode():
-        ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=tokens, pad_token_id=0)
-    return ids[0, len(prompt) :].tolist()
 
 
 @pytest.fixture
