@@ -115,12 +115,13 @@ def cluster_file(
     replicas: int = 1,
     tp: Sequence[int] = (),
     lend: Mapping[str, Sequence[str]] | None = None,
+    lending: int = 0,
     helped: bool = False,
     memory: int = 0,
     **settings: object,
 ) -> str:
     """A cluster file on a free port. `stages` are block ranges, None where planned; `tp` the ranks of each, if it is not 1; `lend` the
-    blocks of the first stage that each layer worker holds. With `helped` the first stage takes help; `memory` is the most each stage may take.
+    blocks that each layer worker holds of stage `lending`. With `helped` the first stage takes help; `memory` is the most each stage may take.
 
     Settings are `table_key=value`.
     """
@@ -153,7 +154,7 @@ def cluster_file(
             lines.append(f"memory = {memory}")
         if helped and number == 0:
             lines.append('backend = "layers"')
-        for worker, held in (lend or {}).items() if number == 0 else ():
+        for worker, held in (lend or {}).items() if number == lending else ():
             for each in held:
                 lines += ["[[stage.lend]]", f'worker = "{worker}"', f'blocks = "{each}"']
     for worker in lend or {}:
@@ -165,11 +166,11 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
-def memory_for(model: Path, blocks: int, *, worker: bool = False) -> int:
+def memory_for(model: Path, blocks: int, *, worker: bool = False, kv_bytes: int = 64 << 20) -> int:
     """What a block server, or a worker, takes with so many blocks, and a little more."""
     spec = read_spec(model)
     conf = parse(cluster_file(model, [None]), "test")
-    block = block_bytes(spec, "float32") + conf.kv.bytes // spec.num_blocks
+    block = block_bytes(spec, "float32") + kv_bytes // spec.num_blocks
     ends = 0 if worker else ends_bytes(spec, True, True, "float32")
     return process_bytes(conf, spec) + ends + blocks * block + block // 2
 
