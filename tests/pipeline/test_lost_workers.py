@@ -7,6 +7,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from clusters import Local, local_cluster, memory_for
 from peers import until
+from results import tell
 from tiny_models import reference
 
 from zrt.actors import lending
@@ -78,6 +80,11 @@ def count_pushes(cluster: Local, monkeypatch: pytest.MonkeyPatch) -> dict[str, i
     return taken
 
 
+def stored(cache: Path) -> list[Path]:
+    """Each layer's file, once: several plans may have brought it."""
+    return list({path.name: path for path in cache.rglob("*.safetensors")}.values())
+
+
 @pytest.mark.matrix("number")
 @pytest.mark.parametrize("way", ["it comes back", "another takes over"])
 @pytest.mark.parametrize("phase", PHASES)
@@ -94,10 +101,12 @@ async def test_a_worker_is_lost_and_no_token(
         with failing(cluster, phase, number) as process:
             asked = asyncio.create_task(cluster.greedy(PROMPT, TOKENS))
             await until(lambda: has_failed(process))
+            lost = time.monotonic()
             await cluster.until(lambda seen: all(actor.name != "attic" for actor in seen.actors))
             process.send_signal(signal.SIGKILL)
             await cluster.join_worker("attic" if way == "it comes back" else "loft")
             assert await asked == wanted
+            answered = time.monotonic() - lost
         seen = await cluster.until(lambda seen: seen.ready)
         lend = seen.actors[0].lend
         assert lend is not None
@@ -106,3 +115,11 @@ async def test_a_worker_is_lost_and_no_token(
             assert (
                 taken[file.name] <= file.stat().st_size
             )  # less where the answer was lost with the worker; nothing was taken twice
+        tell(
+            case="a layer worker is lost",
+            signal=number,
+            phase=phase,
+            way=way,
+            answered_s=round(answered, 1),
+            sent_again=sum(taken.values()) - sum(path.stat().st_size for path in stored(cluster.cache)),
+        )
