@@ -179,7 +179,7 @@ async def test_a_stage_that_lends_keeps_its_weights_and_its_workers(
     async with local_cluster(folder, [None], **settings) as local:
         wanted = await local.greedy(PROMPT, 20)
         server, worker = local.servers[0], local.workers["attic"]
-        backend, held = server.turns.backend, worker._held
+        backend, held = server.turns.backend, worker._assigned.held
         assert backend is not None
         assert held is not None
         old = local.coordinator
@@ -193,7 +193,7 @@ async def test_a_stage_that_lends_keeps_its_weights_and_its_workers(
             await until_ready(local.client)
             await until(lambda: len(new.roster.of_kind("layer_worker")) == 1)
             assert await local.greedy(PROMPT, 20) == wanted
-            assert (server.turns.backend, worker._held) == (backend, held)
+            assert (server.turns.backend, worker._assigned.held) == (backend, held)
             await worker.stop()  # and it is known to the new one: its death is heard of, and another takes its place
             await local.until(lambda seen: not seen.ready)
             local.coordinator = new
