@@ -113,7 +113,8 @@ class Lending:
     @property
     def may_help(self) -> bool:
         """Whether nothing is lent, and a worker is there that was not when that was found best."""
-        return self.lent is None and any(worker.address not in self._seen for worker in self._workers.values())
+        new = [name for name, worker in self._workers.items() if worker.address not in self._seen]
+        return self.lent is None and any(self._down.get(name, 0.0) <= time.monotonic() for name in new)
 
     def stats(self) -> LendLoad:
         return LendLoad(

@@ -136,9 +136,8 @@ class Registry:
 
     async def _assign(self, address: Address, assignment: Assignment) -> None:
         try:
+            self._workers_changed()  # before: a block server that lends looks for its workers at once
             await self._actor.ask(address, Assign(assignment), timeout=ASSIGN_DEADLINE_S)
-            if assignment.lend or assignment.helped:
-                self._workers_changed()
         except ZrtError as error:
             level = logging.INFO if error.kind == "stage_lost" else logging.WARNING  # that it died is told elsewhere
             log.log(level, "%s took no assignment: %s", address.name, error)
