@@ -109,6 +109,7 @@ class BlockServer(Member):
     async def stop(self) -> None:
         self.state = "stopped"
         await self._leave_group()
+        self._lending.forget()
         await super().stop()
         self.turns.lane.close()
 

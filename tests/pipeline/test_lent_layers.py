@@ -156,3 +156,18 @@ async def test_what_a_worker_was_sent_is_not_sent_again(model: Path) -> None:
         await cluster.join_worker("attic")
         await cluster.until(lambda seen: seen.ready)
         assert [file.stat().st_mtime_ns for file in files] == times
+
+
+async def test_a_worker_outlives_its_master_and_serves_the_next_with_what_it_holds(model: Path) -> None:
+    wanted = reference(model, PROMPT, TOKENS)
+    async with local_cluster(model, [None], lend={"attic": ["1-3"]}) as cluster:
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
+        held = cluster.workers["attic"]._assigned.held
+        await cluster.lose("stage0")
+        await cluster.until(lambda seen: not seen.ready)
+        await cluster.join("stage0")
+        seen = await cluster.until(lambda seen: seen.ready)
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
+        assert cluster.workers["attic"]._assigned.held is held
+        assert seen.actors[0].lend is not None
+        assert [worker.pushed_bytes for worker in seen.actors[0].lend.workers] == [0]
