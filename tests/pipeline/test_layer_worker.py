@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -164,6 +165,35 @@ async def test_layers_run_as_the_model_does_and_goodbye_ends_the_session(
             names = NAMES if kind == "Batch" else NAMES[:1]
             gap = await peer.ask("Batch", x=raw, batch=[[name, 7, int(name[-1])] for name in names])
             assert str(gap["message"]).startswith("kv_gap: ")
+
+
+async def test_a_program_that_knows_the_documented_messages_alone_drives_it(model: Path, tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as peer:
+        program = Path(__file__).parents[1] / "layer_peer.py"
+        words = (str(program), peer.worker.endpoint, str(model), str(CONTEXT))
+        process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=subprocess.PIPE)
+        async with asyncio.timeout(60):
+            out, _ = await process.communicate()
+        assert process.returncode == 0
+        told = json.loads(out)
+    assert told["zrt"] == []
+    assert told["needs_data"]
+    assert told["said"] == {
+        "Hello": "WorkerInfo",
+        "PrepareLayers": "LayersPrepared",
+        "LayerAssignment": "LayerAssignmentAck",
+        "ModelDataChunk": "ModelDataTaken",
+        "ModelDataDone": "WorkerReady",
+        "Batch": "Tensor",
+        "SingleOp": "Tensor",
+        "Goodbye": "WorkerInfo",
+    }
+    assert (told["info"]["os"], told["goodbye"]) == ("linux", "F32")
+    prompt = torch.tensor(told["prompt"]).view(1, 5, 64)
+    first, second = expected(model, [(0, prompt), (5, prompt[:, :1])])
+    assert torch.allclose(torch.tensor(told["batch"]), first.flatten(), atol=1e-5)
+    assert torch.allclose(torch.tensor(told["single"]), second.flatten(), atol=1e-5)
+    assert told["gap"].startswith("kv_gap: ")
 
 
 async def test_a_failed_op_leaves_the_kv_as_it_was(model: Path, tmp_path: Path) -> None:
