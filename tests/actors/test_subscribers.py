@@ -100,11 +100,12 @@ async def test_one_that_reads_nothing_is_left_alone_and_then_hears_all_that_chan
         for serial in range(5):
             event = await asyncio.to_thread(heard, other)
             assert isinstance(event, Cluster) or event.serial == serial
-        assert slow.serial == told
+        assert slow.serial <= told + 2  # it may take a little more, but not all that the other takes
         seen, last = Snapshots(), None
-        for serial in range(told + 2):
+        made, sent = publisher.told, slow.serial
+        for serial in range(sent + 2):
             event = await asyncio.to_thread(heard, script)
             assert isinstance(event, Cluster) or event.serial == serial
             last = seen.take(event)
         assert last is not None
-        assert int(last.sessions[0].client.split()[0]) > told + 4
+        assert int(last.sessions[0].client.split()[0]) > made
