@@ -42,6 +42,8 @@ bench: .venv/test
 	$(BIN)/python bench/sessions.py arrival
 	$(BIN)/python bench/sessions.py fairness
 	$(BIN)/python bench/sessions.py memory
+	$(BIN)/python bench/layers.py hop
+	$(BIN)/python bench/layers.py push
 	$(BIN)/python bench/idle.py
 
 ## lets editors and type checkers resolve the folders under their import name

@@ -109,6 +109,7 @@ class BlockServer(Member):
     async def stop(self) -> None:
         self.state = "stopped"
         await self._leave_group()
+        self._lending.forget()
         await super().stop()
         self.turns.lane.close()
 
@@ -266,12 +267,11 @@ class BlockServer(Member):
         assert isinstance(envelope.body, Workers)
         self._lending.workers_are(envelope.body)
         given, fault = self.assignment, self._fault
-        if (
-            given is not None
-            and fault is not None
-            and fault.kind == "worker_failed"
-            and self._lending.lacks_nobody(given)
-        ):
+        if given is None:
+            return Done()
+        revives = fault is not None and fault.kind == "worker_failed" and self._lending.lacks_nobody(given)
+        idle = self.state == "ready" and not len(self.routed) + len(self.bare)
+        if revives or (given.helped and idle and self._lending.may_help):
             self._begin(given)
         return Done()
 

@@ -5,7 +5,7 @@ Receives from clients (single frames, messages/client.py): Generate, Resume, Can
 Drain, Undrain, Restart, Down.
 Sends to block servers: Assign, Workers, SetState, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill, Shutdown. To clients: events.
 
-It computes no tensors and never imports torch.
+Its processes are registry.py's, sessions generations.py's, drains drains.py's. It computes no tensors and never imports torch.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ import logging
 import secrets
 import time
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 from zrt.actors.delivery import caller_name
 from zrt.actors.drains import Drains
 from zrt.actors.generations import Generations
 from zrt.actors.metrics import MetricsServer
+from zrt.actors.registry import Registry
 from zrt.actors.subscribers import Subscribers
 from zrt.runtime.actor import Actor, Bare, Envelope
 from zrt.runtime.admission import Admission
@@ -30,7 +30,6 @@ from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.exposition import exposition
-from zrt.runtime.helping import Helping
 from zrt.runtime.journal import Journal
 from zrt.runtime.messages.client import (
     Cancel,
@@ -51,39 +50,22 @@ from zrt.runtime.messages.client import (
     Unsubscribe,
 )
 from zrt.runtime.messages.control import (
-    Address,
-    Assign,
     Assignment,
-    Beat,
-    ChildDied,
-    Control,
-    Done,
     Filled,
     Kill,
-    LoadProgress,
-    Register,
-    Registered,
     Sampled,
     Shutdown,
-    StateChanged,
     StepFailed,
-    Workers,
 )
 from zrt.runtime.prompts import Prompts
 from zrt.runtime.refusal import WireError
-from zrt.runtime.roster import Roster, assignment_for
+from zrt.runtime.roster import Roster
 from zrt.runtime.seats import lends, seats, spare_names, stage_ranges
-from zrt.runtime.sockets import split_endpoint
 from zrt.runtime.wire import MAX_CLIENT_FRAME, decode_client, encode_event
 
 log = logging.getLogger(__name__)
 
-BEAT_MS = 1000
-SUSPICION_S = 3.0  # silence after which a process is taken for hung
-ASSIGN_DEADLINE_S = 10.0
 KILL_DEADLINE_S = 5.0
-TAKEN_OVER = ("loading", "ready", "draining", "drained")  # states of a process whose blocks are of use
-WATCH_S = 1.0
 PORT_RETRY_S = 0.1
 
 
@@ -102,12 +84,8 @@ class Coordinator(Actor):
         self.spec = spec
         self.prompts = prompts
         self.roster = self._roster()
-        self._helping = Helping(conf)
         self.cluster = cluster or secrets.token_hex(8)
         self.happened = Journal()
-        self.serials = count(
-            secrets.randbits(62)
-        )  # none that an earlier coordinator gave: members still hold its assignments
         self._port_s = port_s
         self.template = self._template(folder)
         admission = Admission(
@@ -128,31 +106,32 @@ class Coordinator(Actor):
             idle_s=conf.limits.idle_s,
             happened=self.happened,
         )
-        self.drains = Drains(self, self.roster, self.generations, changed=self._roster_changed)
+        self._subscribers = Subscribers(self, lambda: self._cluster(""), self.happened)
+        self.registry = Registry(
+            self,
+            conf,
+            self.roster,
+            self.generations,
+            self.happened,
+            template=self.template,
+            cluster=self.cluster,
+            changed=self._subscribers.changed,
+        )
+        self.drains = Drains(self, self.roster, self.generations, changed=self.registry.changed)
         self.metrics: MetricsServer | None = None
         if conf.metrics.listen:
             self.metrics = MetricsServer(conf.metrics.listen, self._exposition, self.roster.unready)
-        self._subscribers = Subscribers(self, lambda: self._cluster(""), self.happened)
-        for body_type, handler in (
-            (Register, self._on_register),
-            (Beat, self._on_beat),
-            (StateChanged, self._on_state),
-            (LoadProgress, self._on_load_progress),
-            (Sampled, self._on_sampled),
-            (Filled, self._on_filled),
-            (StepFailed, self._on_step_failed),
-            (ChildDied, self._on_child_died),
-        ):
-            self.handle(body_type, handler)
+        self.handle(Sampled, self._on_sampled)
+        self.handle(Filled, self._on_filled)
+        self.handle(StepFailed, self._on_step_failed)
         self.handle_bare(self._on_client)
-        self.on_peer_death(self._on_peer_death)
 
     async def start(self) -> None:
         await self._bind()
         if self.metrics is not None:
             await self.metrics.start()
         self.depend(self._subscribers.publish(), "publish")
-        self.every(WATCH_S, self._watch)
+        self.registry.start()
 
     async def _bind(self) -> None:
         """Bind the mailbox; a passing connection may have got the port of a coordinator that died."""
@@ -215,101 +194,7 @@ class Coordinator(Actor):
             idle_s=conf.limits.idle_s,
         )
 
-    # ---- processes ----------------------------------------------------------------------------------------------
-
-    def _sender(self, envelope: Envelope) -> Address:
-        header = envelope.header
-        return Address(header.sender, header.incarnation, "")
-
-    def _on_register(self, envelope: Envelope) -> Control:
-        message = envelope.body
-        assert isinstance(message, Register)
-        header = envelope.header
-        address = Address(header.sender, header.incarnation, message.endpoint)
-        split_endpoint(message.endpoint)
-        if message.cluster not in ("", self.cluster):
-            name = self.conf.cluster.name
-            text = f"{header.sender} belongs to another cluster than {name!r}, which has this port now: start it anew to join"
-            raise ZrtError("unauthorized", text, self.name)
-        again = self.roster.find(header.sender)
-        entry = self.roster.register(address, message, time.monotonic())
-        if message.holds is not None and message.state in TAKEN_OVER:
-            self.roster.take_over(entry, message.holds, self.template)
-        if again is not None:
-            self.generations.moves.peer_lost(address)  # what it told us while its connection was broken is lost
-        if message.kind == "layer_worker":
-            self._link(address)  # nothing is said over it: it breaks when the process ends
-            self._helping.came(address.name, message.serves)
-        self._place()
-        self._workers_changed()
-        return Registered(self.incarnation, BEAT_MS, self.cluster)
-
-    def _place(self) -> None:
-        """Give blank block servers what the plan lacks."""
-        for entry in self.roster.place():
-            assignment = assignment_for(entry, self.template, next(self.serials))
-            self.spawn(self._assign(entry.address, assignment), f"assign {entry.address.name}")
-        self._roster_changed()
-
-    def _roster_changed(self) -> None:
-        self.generations.moves.routes_changed()
-        self._subscribers.changed()
-
-    def _workers_changed(self, *gone: Address) -> None:
-        """Tell the block servers that lend which workers they have now; `gone` are those whose process is not there any more."""
-        workers = {entry.address.name: entry.address for entry in self.roster.of_kind("layer_worker")}
-        servers = [
-            entry for entry in self.roster.of_kind("block_server") if entry.seat is not None and entry.seat.lends
-        ]
-        self._helping.share_out(
-            workers, {entry.address.name: entry.waits for entry in servers if entry.seat and entry.seat.helped}
-        )
-        for entry in servers:
-            assert entry.seat is not None
-            there, awaited = self._helping.of(entry.address.name, entry.seat, workers)
-            self._tell_process(entry.address, Workers([workers[name] for name in there], awaited, list(gone)))
-
-    async def _assign(self, address: Address, assignment: Assignment) -> None:
-        try:
-            await self.ask(address, Assign(assignment), timeout=ASSIGN_DEADLINE_S)
-            if assignment.lend or assignment.helped:
-                self._workers_changed()
-        except ZrtError as error:
-            level = logging.INFO if error.kind == "stage_lost" else logging.WARNING  # that it died is told elsewhere
-            log.log(level, "%s took no assignment: %s", address.name, error)
-            self._gone(address.name, address.incarnation)
-
-    def _on_beat(self, envelope: Envelope) -> Control:
-        assert isinstance(envelope.body, Beat)
-        sender = self._sender(envelope)
-        before = self.roster.known(sender).load.group
-        entry = self.roster.beat(sender, envelope.body, time.monotonic())
-        group = entry.load.group
-        if before is not None and group is not None and group.rebuilds > before.rebuilds:
-            self.happened.add("rebuild", entry.address.name, f"its group of ranks is formed anew: {group.fault}")
-        if entry.blank:
-            self._place()  # it may have more room than it had
-        return Done()
-
-    def _on_state(self, envelope: Envelope) -> None:
-        message = envelope.body
-        assert isinstance(message, StateChanged)
-        entry = self.roster.state_changed(self._sender(envelope), message)
-        fault = message.fault
-        self.happened.add(
-            "state",
-            entry.address.name,
-            f"is {message.state}" + (f": {fault.message}" if fault else ""),
-            fault.kind if fault else "",
-        )
-        if message.state == "loading":  # what it held of sessions is gone
-            self.generations.moves.peer_lost(entry.address)
-        self._place()
-
-    def _on_load_progress(self, envelope: Envelope) -> None:
-        assert isinstance(envelope.body, LoadProgress)
-        self.roster.load_progress(self._sender(envelope), envelope.body)
-        self._subscribers.changed()
+    # ---- what the stages say ----------------------------------------------------------------------------------------
 
     def _on_sampled(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, Sampled)
@@ -322,63 +207,6 @@ class Coordinator(Actor):
     def _on_step_failed(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, StepFailed)
         self.generations.on_step_failed(envelope.body, envelope.header.incarnation)
-
-    def _on_child_died(self, envelope: Envelope) -> Control:
-        message = envelope.body
-        assert isinstance(message, ChildDied)
-        if self.roster.known(self._sender(envelope)).kind != "supervisor":
-            raise ZrtError("unauthorized", f"{envelope.header.sender} is nobody's parent", self.name)
-        if message.incarnation:  # else it was never ready, so whoever has its name is another
-            self._gone(message.name, message.incarnation)
-        again = "is started again" if message.restarting else "is not started again"
-        news = True
-        if message.restarting:
-            self.roster.restarted(message.name)
-        else:
-            why = f"{message.name} ended with status {message.exit} and is not started again"
-            news = self.roster.lost(message.name, why)
-            self._helping.lost(message.name)
-            self._workers_changed()
-        if news:
-            self.happened.add("death", message.name, f"ended with status {message.exit}; it {again}")
-        self._place()
-        return Done()
-
-    def _on_peer_death(self, address: Address) -> None:
-        self._gone(address.name, address.incarnation)
-
-    def _gone(self, name: str, incarnation: int) -> None:
-        """A process ended, or its connection did: its seat is free, its sessions take another route."""
-        entry = self.roster.died(name, incarnation)
-        if entry is None:
-            return
-        self.happened.add("death", name, f"process {entry.pid} on {entry.host} is gone")
-        self.forget(entry.address)
-        self.generations.moves.peer_lost(entry.address)
-        self._place()
-        if entry.kind == "layer_worker":
-            self._workers_changed(entry.address)
-
-    def _watch(self) -> None:
-        """Processes that stopped beating, less what this loop itself was late."""
-        now = time.monotonic()
-        for entry in self.roster.silent(now, SUSPICION_S + self.lag_ms / 1000):
-            text = f"{entry.address.name} has been silent for {now - entry.last_beat:.1f} s"
-            if entry.beaten:
-                log.warning(text)
-            else:
-                self._complaints.add("never beat", text)
-            for supervisor in self.roster.of_kind("supervisor"):
-                if supervisor is not entry:
-                    self._tell_process(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
-            self._gone(entry.address.name, entry.address.incarnation)
-
-    def _tell_process(self, address: Address, message: Kill | Shutdown | Workers) -> None:
-        """Tell it if it listens: one that does not must not keep us from the rest of our work."""
-        try:
-            self.tell(address, message)
-        except ZrtError as error:
-            log.warning("%s does not hear a %s: %s", address.name, type(message).__name__, error)
 
     # ---- clients ------------------------------------------------------------------------------------------------
 
@@ -493,6 +321,6 @@ class Coordinator(Actor):
         """`zrt up` ends everything it started; without one, every process is told, and this one ends."""
         supervisors = self.roster.of_kind("supervisor")
         for entry in supervisors or self.roster.of_kind("block_server"):
-            self._tell_process(entry.address, Shutdown())
+            self.registry.tell(entry.address, Shutdown())
         if not supervisors:
             self.ended.set()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from zrt.actors.lent_worker import CHUNK_S, LentWorker
-from zrt.runtime.layer_files import MANIFEST, PIECE_BYTES, Offer
+from zrt.runtime.layer_files import CHUNK_BYTES, MANIFEST, Offer
 from zrt.runtime.messages.layers import ModelDataChunk, ModelDataTaken
 
 UNACKNOWLEDGED: Final = 4
@@ -13,22 +13,28 @@ UNACKNOWLEDGED: Final = 4
 
 
 async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], None]) -> None:
-    """Send what the worker does not hold yet; `report(bytes held, bytes sent)` at first and as it gets on. ZrtError: the worker's, worker_failed."""
+    """Send what the worker does not hold yet; `report(bytes held, bytes sent)` at first and as it gets on. ZrtError: the worker's, worker_failed.
+
+    What is on its way lies in UNACKNOWLEDGED buffers, each read into again once the worker has answered what it held.
+    """
     size = len(offer.manifest)
     await worker.ask(ModelDataChunk(MANIFEST, 0, size, memoryview(offer.manifest)), ModelDataTaken, CHUNK_S)
     held_before, sent = 0, 0
-    window = asyncio.Semaphore(UNACKNOWLEDGED)
+    buffer_bytes = min(CHUNK_BYTES, max(file.size for file in offer.files))
+    free: asyncio.Queue[memoryview] = asyncio.Queue()
+    for _ in range(UNACKNOWLEDGED):
+        free.put_nowait(memoryview(bytearray(buffer_bytes)))
 
-    async def send(chunk: ModelDataChunk) -> None:
+    async def send(chunk: ModelDataChunk, buffer: memoryview) -> None:
         nonlocal sent
         try:
             await worker.ask(chunk, ModelDataTaken, CHUNK_S)
         finally:
-            window.release()
+            free.put_nowait(buffer)
         sent += len(chunk.data)
         report(held_before + sent, sent)
 
-    sends: list[asyncio.Task[None]] = []
+    sends: set[asyncio.Task[None]] = set()
     try:
         held_bytes = []
         for file in offer.files:
@@ -37,13 +43,21 @@ async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], No
         held_before = sum(held_bytes)
         report(held_before, 0)
         for file, held in zip(offer.files, held_bytes, strict=True):
-            for offset in range(held, file.size, PIECE_BYTES):
-                await window.acquire()
-                data = await asyncio.to_thread(file.read, offset, PIECE_BYTES)
-                chunk = ModelDataChunk(file.name, offset, file.size, memoryview(data))
-                sends.append(asyncio.ensure_future(send(chunk)))
+            for offset, size in file.chunks(held):
+                buffer = await free.get()
+                _raise_first(sends)
+                data = buffer[:size]
+                await asyncio.to_thread(file.read, offset, data)
+                sends.add(asyncio.ensure_future(send(ModelDataChunk(file.name, offset, file.size, data), buffer)))
         await asyncio.gather(*sends)
     finally:
         for task in sends:
             task.cancel()
         await asyncio.gather(*sends, return_exceptions=True)
+
+
+def _raise_first(sends: set[asyncio.Task[None]]) -> None:
+    """Forget the sends that are over; raise what one failed with."""
+    for task in [task for task in sends if task.done()]:
+        sends.discard(task)
+        task.result()

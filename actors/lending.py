@@ -64,6 +64,7 @@ class Lending:
         self._changed = asyncio.Event()
         self._down: dict[str, float] = {}
         self._refused: dict[Address, str] = {}
+        self._seen: set[Address] = set()
         self._plan = LayerPlan(())
         self._kept: dict[OwnRun, Engine] = {}
         self._given: Assignment | None = None
@@ -108,6 +109,12 @@ class Lending:
     def lacks_nobody(self, assignment: Assignment) -> bool:
         """Whether all workers of pinned runs are there."""
         return all(lend.worker in self._workers for lend in assignment.lend)
+
+    @property
+    def may_help(self) -> bool:
+        """Whether nothing is lent, and a worker is there that was not when that was found best."""
+        new = [name for name, worker in self._workers.items() if worker.address not in self._seen]
+        return self.lent is None and any(self._down.get(name, 0.0) <= time.monotonic() for name in new)
 
     def stats(self) -> LendLoad:
         return LendLoad(
@@ -190,6 +197,7 @@ class Lending:
         """The next load is of another assignment."""
         self._kept.clear()
         self._refused.clear()
+        self._seen.clear()
         self._plan = LayerPlan(())
         self._own_us = self._rebuilds = 0
 

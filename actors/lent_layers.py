@@ -9,7 +9,6 @@ Embedding, norm and head stay here. Where the blocks beside them are lent they a
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -200,20 +199,17 @@ class LentLayers:
                     break
                 if run is not self._runs[-1]:
                     assert output is not None
-                    rows = torch.split(output, [works[index].n for index in ran])
+                    rows = [output] if len(ran) == 1 else torch.split(output, [works[index].n for index in ran])
                     part = [replace(works[index], rows=own) for index, own in zip(ran, rows, strict=True)]
                 going = ran
             return TurnResult([outcome for outcome in outcomes if outcome is not None], output)
 
     async def _hop(self, run: LentRun, works: Sequence[Work]) -> TurnResult:
-        started = time.perf_counter()
         try:
-            result = await run.turn(works)
+            return await run.turn(works)
         except ZrtError as error:
             self._judge(error)
             raise
-        run.worker.hopped(time.perf_counter() - started)
-        return result
 
     def _judge(self, error: ZrtError) -> None:
         """What a worker may say goes to the session alone; else it has failed."""

@@ -1,9 +1,7 @@
 """A layer worker as its master sees it: who it is, what it has and does, and questions with one answer each."""
 
 import time
-from collections import deque
 from importlib.metadata import version
-from statistics import median
 from typing import Final, TypeVar
 
 from zrt.actors.hop_times import HopTimes
@@ -25,8 +23,6 @@ HELLO_S: Final = 5.0
 CHUNK_S: Final = 60.0
 LOAD_S: Final = 1800.0
 STEP_S: Final = 120.0
-RECENT: Final = 64
-"""Hops whose times are kept."""
 
 _Answer = TypeVar("_Answer", bound=LayerMessage)
 
@@ -39,7 +35,6 @@ class LentWorker:
         self.address = address
         self.has = LayersPrepared()
         self._load = WorkerLoad(address.name, "asked")
-        self._hops: deque[int] = deque(maxlen=RECENT)
         self.hops = HopTimes()
 
     @property
@@ -48,13 +43,9 @@ class LentWorker:
 
     @property
     def load(self) -> WorkerLoad:
-        self._load.hop_us = int(median(self._hops)) if self._hops else 0
+        hops = self.hops
+        self._load.hops, self._load.hop_us, self._load.overhead_us = hops.count, hops.hop_us, hops.overhead_us
         return self._load
-
-    def hopped(self, seconds: float) -> None:
-        """A hop went there and back."""
-        self._hops.append(int(seconds * 1e6))
-        self._load.hops += 1
 
     async def look(self, prepare: PrepareLayers) -> None:
         """Find out how far it is, and what it has for layers of this model. ZrtError: the worker's; worker_failed: of another version, too."""

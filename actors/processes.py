@@ -36,9 +36,9 @@ def run_block_server(
 
     def make() -> "BlockServer":
         _guard(listen, insecure)
+        alone = _threads(threads)
         from zrt.actors.block_server import BlockServer
 
-        alone = threads or len(os.sched_getaffinity(0))
         return BlockServer(
             name or f"block-server-{os.getpid()}",
             join=join,
@@ -77,6 +77,7 @@ def run_tp_rank(name: str | None, *, rank: int, world: int, device: str, threads
 
     def make() -> "TpRank":
         _guard(listen, False)
+        count = _threads(threads)
         from zrt.actors.tp_rank import TpRank
 
         return TpRank(
@@ -84,7 +85,7 @@ def run_tp_rank(name: str | None, *, rank: int, world: int, device: str, threads
             rank=rank,
             world=world,
             device=device,
-            threads=threads or len(os.sched_getaffinity(0)),
+            threads=count,
             listen=listen,
         )
 
@@ -107,6 +108,7 @@ def run_worker(
 
     def make() -> "LayerWorker":
         _guard(listen, insecure)
+        count = _threads(threads)
         from zrt.actors.layer_worker import LayerWorker
         from zrt.runtime.models import home
 
@@ -115,7 +117,7 @@ def run_worker(
             join=join,
             cache=home() / "layers",
             device=device,
-            threads=threads or len(os.sched_getaffinity(0)),
+            threads=count,
             listen=listen,
             advertise=advertise,
             cluster=cluster,
@@ -145,6 +147,16 @@ def _run(make: Callable[[], "Actor"]) -> NoReturn:
         if told:
             sys.exit(1)
         raise
+
+
+def _threads(given: int | None) -> int:
+    """How many to compute with; before torch is imported, so that they wait for each other as they should whoever started the process."""
+    from zrt.runtime.compute.threads import thread_environment
+
+    threads = given or len(os.sched_getaffinity(0))
+    for name, value in thread_environment(threads).items():
+        os.environ.setdefault(name, value)
+    return threads
 
 
 def _guard(listen: str, insecure: bool) -> None:

@@ -4,7 +4,7 @@
 
 Weights are random, bfloat16. The floor of a token is the bytes a step must read (weights once, each session's keys and values) over the rate
 at which this card reads a large matrix for one row, measured in the same run before the cluster starts. Where the rest goes is measured by
-bench/gpu_parts.py, also before (one stage alone): what of a step is no kernel's and no gap between them is the runtime's. Prints one JSON object.
+bench/gpu_parts.py, also before (one stage alone): what a step takes longer than the engine's own is the runtime's. Prints one JSON object.
 """
 
 import argparse
@@ -155,8 +155,7 @@ def main() -> None:
                 process.wait(60)
     for name, figure in figures.items():
         if name in parts:
-            where = parts[name]
-            figure["parts_ms"] = where | {"runtime": round(figure["step_ms"] - where["engine_ms"], 3)}
+            figure |= parts[name]
     print(
         json.dumps(
             {

@@ -2,9 +2,9 @@
 
     python bench/gpu_parts.py [--sessions N ...] [--blocks N]
 
-The model has Qwen3-8B's shape, random weights, bfloat16; sessions have 512 tokens of context. Times are milliseconds a step: of each kind of
-kernel the time in which one of them runs and none of a kind named before it (dependent launches overlap), `gaps` in which none does, and
-`engine_ms` from one token to the next as the lane sees it, measured without the profiler. Prints one JSON object.
+The model has Qwen3-8B's shape, random weights, bfloat16; sessions have 512 tokens of context. `engine_ms` is a step as the lane sees it, without
+the profiler. The shares are of a step's time on the device under the profiler: for each kind of kernel the time in which one of them runs and
+none of a kind named before it (dependent launches overlap), and `gaps`, in which none does. Prints one JSON object.
 """
 
 import argparse
@@ -72,14 +72,16 @@ def parts(engine: Engine, sessions: int) -> dict[str, Any]:
     for event in seen.events():
         if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset")):
             spans[kind_of(event.name)].append((event.time_range.start, event.time_range.end))
-    found: dict[str, float] = {}
+    every = [span for own in spans.values() for span in own]
+    whole = max(end for _, end in every) - min(start for start, _ in every)
+    shares: dict[str, float] = {}
     before: list[tuple[float, float]] = []
     for kind, own in spans.items():
-        found[kind] = round((busy(before + own) - busy(before)) / 1e3 / PROFILED, 3)
+        shares[kind] = round((busy(before + own) - busy(before)) / whole, 3)
         before += own
     for key in range(sessions):
         engine.close(key)
-    return {"engine_ms": round(engine_ms, 3), **found, "gaps": round(max(0.0, engine_ms - sum(found.values())), 3)}
+    return {"engine_ms": round(engine_ms, 3), "shares": {**shares, "gaps": round(1 - busy(every) / whole, 3)}}
 
 
 def main() -> None:

@@ -6,13 +6,14 @@
 Prints one JSON object. `hop`: of each round the median over its last 512 hops, in microseconds; a hop is clocked by the master from the rows
 it has to the rows it gets, and `overhead` is that less what the worker's layers took, by the worker's own clock.
 `push`: megabytes (10^6) a second. `transfer` is by the master's clock, from the first question to the worker to its last answer, when all is
-checked, written and on disk; `start` is by the clock of whoever waits: how much longer a start takes with the push than without it. Resident
-memory and its peak are the master's and the worker's, in megabytes.
+checked and written; `start` is by the clock of whoever waits: how much longer a start takes with the push than without it. `peak_mb` is the most
+memory that the master and the worker ever had resident, in a start with the push and in one without.
 """
 
 import argparse
 import asyncio
 import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -29,6 +30,7 @@ from zrt.runtime.messages.lending import WorkerLoad
 from zrt.runtime.models import resolve
 
 LEAST_HOPS = 512
+WARM_UP = 32
 BEAT_S = 10.0
 HIDDEN, WIDE, HEADS, VOCABULARY = 2048, 8192, 16, 256
 LAYER_BYTES = 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * WIDE + 2 * HIDDEN)
@@ -53,11 +55,11 @@ async def told(client: Client, hops: int) -> tuple[WorkerLoad, dict[str, ActorIn
 async def hop(endpoint: str, rounds: int, tokens: int) -> dict[str, Any]:
     seen: list[WorkerLoad] = []
     async with Client(endpoint) as client:
-        for _ in range(rounds + 1):  # the first warms up
+        for count in (WARM_UP, *[tokens] * rounds):
             hops = (await told(client, 0))[0].hops
-            async for _ in client.generate(token_ids=[1, 2, 3], max_tokens=tokens, temperature=0.0, ignore_eos=True):
+            async for _ in client.generate(token_ids=[1, 2, 3], max_tokens=count, temperature=0.0, ignore_eos=True):
                 pass
-            seen.append((await told(client, hops + tokens))[0])
+            seen.append((await told(client, hops + count))[0])
     measured = seen[1:]
     overheads = [worker.overhead_us for worker in measured]
     return {
@@ -107,37 +109,42 @@ async def pushed(endpoint: str) -> tuple[WorkerLoad, dict[str, ActorInfo]]:
 def push(rounds: int, megabytes: int) -> dict[str, Any]:
     layers = max(1, round(megabytes * 1e6 / LAYER_BYTES))
     moved = layers * LAYER_BYTES / 1e6
-    transfers, starts, resident = [], [], {}
+    transfers: list[float] = []
+    starts: list[float] = []
+    peaks: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "model"
-        folder.mkdir()
+        folder, home = Path(place) / "model", Path(place) / "home"
+        for made in (folder, home):
+            made.mkdir()
         make_model(folder, layers + 2)
         file = text(folder, lending(f"1-{layers}"), context=256, sessions=4, kv="64MiB").replace(
             "[model]", '[model]\ndtype = "bfloat16"'
         )
-        for number in range(rounds):
-            home = Path(place) / f"home{number}"
-            home.mkdir()
-            seconds = []
-            for _ in ("with the push", "without"):
-                started = time.perf_counter()
-                with up(home, file) as endpoint:
-                    seconds.append(time.perf_counter() - started)
-                    worker, actors = asyncio.run(pushed(endpoint))
-                if len(seconds) == 1:
-                    transfers.append(worker.push_bytes_s / 1e6)
-                    resident = {
-                        name: [actors[name].rss_bytes / 1e6, peak(actors[name].pid)] for name in ("stage0", "attic")
-                    }
-            starts.append(moved / (seconds[0] - seconds[1]))
+        start(home, file)  # kernels are compiled, once
+        for _ in range(rounds):
+            shutil.rmtree(home / "layers")
+            first, worker, pushing = start(home, file)
+            second, _, idle = start(home, file)
+            transfers.append(worker.push_bytes_s / 1e6)
+            starts.append(moved / (first - second))
+            peaks = {name: [round(pushing[name]), round(idle[name])] for name in pushing}
     return {
         "megabytes": round(moved),
         "transfer_mb_s": round(statistics.median(transfers)),
         "transfer_range": [round(min(transfers)), round(max(transfers))],
         "start_mb_s": round(statistics.median(starts)),
         "start_range": [round(min(starts)), round(max(starts))],
-        "resident_mb": resident,
+        "peak_mb": peaks,
     }
+
+
+def start(home: Path, file: str) -> tuple[float, WorkerLoad, dict[str, float]]:
+    """Seconds until the cluster is ready, what its master says of the worker, and the most memory that either ever had."""
+    started = time.perf_counter()
+    with up(home, file) as endpoint:
+        seconds = time.perf_counter() - started
+        worker, actors = asyncio.run(pushed(endpoint))
+        return seconds, worker, {name: peak(actors[name].pid) for name in ("stage0", "attic")}
 
 
 def peak(pid: int) -> float:

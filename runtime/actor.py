@@ -213,6 +213,10 @@ class Actor:
         else:
             await self._link(to).room(timeout)
 
+    def watch(self, to: Address) -> None:
+        """Have a link to it, although nothing is said over it: its death is told."""
+        self._link(to)
+
     def forget(self, to: Address) -> None:
         """Close the link, if there is one: what waits for the peer is dropped, open questions fail, no death is told."""
         if self._sockets is not None and (link := self._links.forget(to)) is not None:

@@ -2,13 +2,15 @@
 
 One safetensors file a layer, with the tensors of that layer as they are stored, and `manifest.json`, which names all files with their sizes and
 the SHA-256 of every piece of PIECE_BYTES. The SHA-256 of the manifest is the offer's `model_hash`, so that it names configuration and weights.
-A worker takes a file piece by piece, each checked before it is written, under a temporary name until the file is whole.
+A worker takes a file chunk by chunk, under a temporary name until all its pieces are checked and on disk. Either side hashes each byte once, while
+it passes; only what a worker finds of an earlier push, cut off, is hashed again.
 """
 
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,12 @@ from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 
 PIECE_BYTES: Final = 64 * 1024 * 1024
+CHUNK_BYTES: Final = 8 * 1024 * 1024
+"""Bytes that a master sends at once: few, so that reading, sending, hashing and writing all go on at the same time and little memory is held."""
+READ_BYTES: Final = 1024 * 1024
+"""Bytes hashed at once: what was read is then still in the processor's cache."""
+HASHERS: Final = 4
+"""Threads that hash an offer."""
 MANIFEST: Final = "manifest.json"
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _FILE: Final = re.compile(r"layer-\d{5}\.safetensors")
@@ -81,46 +89,65 @@ class LayerFile:
     def size(self) -> int:
         return len(self.head) + sum(entry.nbytes for entry in self.tensors)
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Bytes from `offset` on, `size` of them or what there is. ZrtError bad_model: a file ended early."""
-        parts = [self.head[offset : offset + size]]
-        begin, end = len(self.head), offset + size
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill `into` with the bytes from `offset` on. ZrtError bad_model: a file ended early, or cannot be read."""
+        end = offset + len(into)
+        head = self.head[offset:end]
+        into[: len(head)] = head
+        begin = len(self.head)
         for entry in self.tensors:
             first, last = max(offset, begin), min(end, begin + entry.nbytes)
             if first < last:
-                parts.append(_read(entry, first - begin, last - first))
+                _read(entry, first - begin, into[first - offset : last - offset])
             begin += entry.nbytes
-        return b"".join(parts)
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """Offset and size of each."""
+        return [(at, min(PIECE_BYTES, self.size - at)) for at in range(0, self.size, PIECE_BYTES)]
+
+    def chunks(self, held: int) -> Iterator[tuple[int, int]]:
+        """Offset and size of each that follows `held` bytes; none goes beyond the end of a piece."""
+        while held < self.size:
+            size = min(CHUNK_BYTES, PIECE_BYTES - held % PIECE_BYTES, self.size - held)
+            yield held, size
+            held += size
+
+    def hashed(self, offset: int, size: int) -> str:
+        """The SHA-256 in hex of a piece."""
+        found, buffer = hashlib.sha256(), memoryview(bytearray(min(READ_BYTES, size)))
+        for at in range(offset, offset + size, READ_BYTES):
+            part = buffer[: offset + size - at]
+            self.read(at, part)
+            found.update(part)
+        return found.hexdigest()
 
 
 class Offer:
-    """Layers of a model, ready to be pushed. Nothing of them is kept in memory."""
+    """Layers of a model, ready to be pushed. Nothing of them is kept in memory. Blocks while it hashes them."""
 
     def __init__(self, files: Sequence[LayerFile], config_json: str) -> None:
         self.files = list(files)
-        listed = [
-            ManifestFile(
-                file.name,
-                file.size,
-                tuple(digest(file.read(at, PIECE_BYTES)) for at in range(0, file.size, PIECE_BYTES)),
-            )
-            for file in self.files
-        ]
+        with ThreadPoolExecutor(HASHERS, "hash") as pool:
+            hashes = [[pool.submit(file.hashed, *piece) for piece in file.pieces()] for file in self.files]
+            listed = [
+                ManifestFile(file.name, file.size, tuple(piece.result() for piece in pieces))
+                for file, pieces in zip(self.files, hashes, strict=True)
+            ]
         self.manifest = msgspec.json.encode(Manifest(digest(config_json.encode()), listed))
         self.model_hash = digest(self.manifest)
 
 
-def _read(entry: TensorEntry, offset: int, size: int) -> bytes:
+def _read(entry: TensorEntry, offset: int, into: memoryview) -> None:
     descriptor = open_file(entry.file)
     try:
-        parts, done = [], 0
-        while done < size:
-            part = os.pread(descriptor, size - done, entry.begin + offset + done)
-            if not part:
+        done = 0
+        while done < len(into):
+            count = os.preadv(descriptor, [into[done:]], entry.begin + offset + done)
+            if not count:
                 raise ZrtError("bad_model", f"{entry.file} ends early", str(entry.file))
-            parts.append(part)
-            done += len(part)
-        return b"".join(parts)
+            done += count
+    except OSError as error:
+        raise ZrtError("bad_model", f"{entry.file} cannot be read: {error.strerror}", str(entry.file)) from None
     finally:
         os.close(descriptor)
 
@@ -128,8 +155,29 @@ def _read(entry: TensorEntry, offset: int, size: int) -> bytes:
 # ---- the worker's side ----------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class Part:
+    """What has come of a file: `held` bytes from its start on, of which those of the piece it is in are not checked yet; `hash` is that piece's."""
+
+    held: int
+    hash: "hashlib._Hash"
+
+    def take(self, data: bytes | memoryview) -> None:
+        self.hash.update(data)
+        self.held += len(data)
+
+    def cut(self) -> int:
+        """Forget the piece it is in; what is left."""
+        self.held = (self.held - 1) // PIECE_BYTES * PIECE_BYTES if self.held else 0
+        self.hash = hashlib.sha256()
+        return self.held
+
+
 class LayerStore:
-    """The files of one `model_hash`, in a folder of their own under `root`. ZrtError bad_request for a hash that is none."""
+    """The files of one `model_hash`, in a folder of their own under `root`. ZrtError bad_request for a hash that is none.
+
+    One thread uses it, and closes it. Two of its own write: one the chunk that is being hashed, one brings files that are whole to disk.
+    """
 
     def __init__(self, root: Path, model_hash: str) -> None:
         if not _HASH.fullmatch(model_hash):
@@ -137,28 +185,46 @@ class LayerStore:
         self.model_hash = model_hash
         self._folder = root / model_hash
         self.manifest = self._known()
-        self._checked: dict[str, int] = {}
+        self._parts: dict[str, Part] = {}
+        self._disk = ThreadPoolExecutor(2, "disk")
+        self._finishing: list[Future[None]] = []
+
+    def close(self) -> None:
+        """Take nothing more. What is being written is finished."""
+        self._disk.shutdown(wait=False)
 
     @property
     def complete(self) -> bool:
+        """Whether all files are whole and on disk. ZrtError insufficient_memory: the disk is full."""
+        self._settle()
         return self.manifest is not None and all(self._whole(file) for file in self.manifest.files)
 
     def files(self) -> list[Path]:
-        """ZrtError bad_request while some are not complete."""
-        if self.manifest is None or not self.complete:
+        """ZrtError bad_request while some are not complete; insufficient_memory: the disk is full."""
+        if not self.complete or self.manifest is None:
             raise ZrtError("bad_request", f"the files of {self.model_hash[:12]} are not complete")
         return [self._folder / file.name for file in self.manifest.files]
 
-    def take(self, name: str, offset: int, total: int, data: bytes | memoryview) -> int:
-        """Write a piece; how many bytes of the file are then held, from its start on. An empty one asks that alone.
+    def _settle(self) -> None:
+        """Wait for what is being brought to disk."""
+        finishing, self._finishing = self._finishing, []
+        try:
+            for file in finishing:
+                file.result()
+        except OSError as error:
+            raise ZrtError("insufficient_memory", f"the layers cannot be written: {error.strerror}") from None
 
-        ZrtError bad_request: no such file, a wrong total, another offset than the bytes held, or bytes that are not the manifest's;
-        insufficient_memory: the disk is full. What was held stays held.
+    def take(self, name: str, offset: int, total: int, data: bytes | memoryview) -> int:
+        """Write a chunk, which ends where a piece ends or before; how many bytes of the file are then held, from its start on. An empty one
+        asks that alone.
+
+        ZrtError bad_request: no such file, a wrong total, another offset than the bytes held, more than the piece, or a piece whose bytes are
+        not the manifest's; insufficient_memory: the disk is full. Of what was held, the pieces that are whole stay held.
         """
         try:
             if name == MANIFEST:
                 return self._take_manifest(offset, total, data)
-            return self._take_piece(self._listed(name, total), offset, data)
+            return self._take_chunk(self._listed(name, total), offset, data)
         except OSError as error:
             raise ZrtError("insufficient_memory", f"{name} cannot be written: {error.strerror}") from None
 
@@ -181,7 +247,7 @@ class LayerStore:
     def _adopt(self, manifest: Manifest) -> None:
         """Take over files that other offers brought: layers are given out anew when a worker is lost, and what was sent is not sent again.
 
-        A whole file becomes a link, half a one is moved: what it holds is checked as ever.
+        A whole file becomes a link; half a one is moved where there is none yet, and what it holds is checked as ever.
         """
         wanted = {file for file in manifest.files if not self._whole(file)}
         for folder in self._folder.parent.iterdir():
@@ -189,12 +255,12 @@ class LayerStore:
                 continue
             known = LayerStore(self._folder.parent, folder.name).manifest
             for file in wanted.intersection(known.files if known is not None else ()):
-                for there, here, take in (
-                    (folder / file.name, self._folder / file.name, os.link),
-                    (folder / f"{file.name}.part", self._partial(file), os.replace),
-                ):
-                    with suppress(OSError):  # it is not there, or is being taken by another worker of this machine
-                        take(there, here)
+                partial = self._partial(file)
+                with suppress(OSError):  # it is not there, or is being taken by another worker of this machine
+                    os.link(folder / file.name, self._folder / file.name)
+                with suppress(OSError):
+                    if not partial.exists():
+                        os.replace(folder / partial.name, partial)
             wanted = {file for file in wanted if not self._whole(file)}
 
     def _listed(self, name: str, total: int) -> ManifestFile:
@@ -207,44 +273,88 @@ class LayerStore:
             raise ZrtError("bad_request", f"{name}: {total} bytes in all, the manifest says {file.size}")
         return file
 
-    def _take_piece(self, file: ManifestFile, offset: int, data: bytes | memoryview) -> int:
-        if not offset or file.name not in self._checked:
-            self._checked[file.name] = self._held(file)
-        held = self._checked[file.name]
+    def _take_chunk(self, file: ManifestFile, offset: int, data: bytes | memoryview) -> int:
         if len(data) == 0:
-            return held
-        size = min(PIECE_BYTES, file.size - held)
-        if offset != held or len(data) != size:
-            raise ZrtError("bad_request", f"{file.name}: expected {size} bytes at {held}, got {len(data)} at {offset}")
-        if digest(data) != file.pieces[held // PIECE_BYTES]:
-            raise ZrtError("bad_request", f"{file.name}: the {size} bytes at {held} are not those of the manifest")
-        with self._partial(file).open("r+b" if held else "wb") as partial:
-            partial.truncate(held)
-            partial.seek(held)
-            partial.write(data)
-            partial.flush()
-            os.fsync(partial.fileno())
-        if held + size == file.size:
-            self._partial(file).replace(self._folder / file.name)
-        self._checked[file.name] = held + size
-        return held + size
+            return self._found(file).held
+        part = self._parts.get(file.name) or self._found(file)
+        room = min(PIECE_BYTES - part.held % PIECE_BYTES, file.size - part.held)
+        if offset != part.held or len(data) > room:
+            text = f"{file.name}: expected at most {room} bytes at {part.held}, got {len(data)} at {offset}"
+            raise ZrtError("bad_request", text)
+        piece, number = len(data) == room, part.held // PIECE_BYTES
+        written = self._disk.submit(self._write, file, offset, data)
+        part.take(data)
+        try:
+            written.result()
+            if piece and part.hash.hexdigest() != file.pieces[number]:
+                text = (
+                    f"{file.name}: the bytes from {number * PIECE_BYTES} to {part.held} are not those of the manifest"
+                )
+                raise ZrtError("bad_request", text)
+        except BaseException:
+            part.cut()
+            raise
+        if piece:
+            part.hash = hashlib.sha256()
+        if part.held == file.size:
+            self._finishing.append(self._disk.submit(self._finish, file))
+        return part.held
 
-    def _held(self, file: ManifestFile) -> int:
-        """Whole pieces, as they were checked before they were written; one that the disk lost half of is not held."""
+    def _write(self, file: ManifestFile, offset: int, data: bytes | memoryview) -> None:
+        begins = 0 if offset else os.O_CREAT  # what was taken before is there, or else there would be a hole
+        descriptor = os.open(self._partial(file), os.O_WRONLY | os.O_CLOEXEC | begins, 0o666)
+        try:
+            view, done = memoryview(data), 0
+            while done < len(view):
+                done += os.pwrite(descriptor, view[done:], offset + done)
+        finally:
+            os.close(descriptor)
+
+    def _finish(self, file: ManifestFile) -> None:
+        """All of it is there and checked: on disk, and under its own name."""
+        partial = self._partial(file)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, file.size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        partial.replace(self._folder / file.name)
+
+    def _found(self, file: ManifestFile) -> Part:
+        """What is held, looked up: what this process took itself, as long as it is there; else the whole pieces that were taken before."""
+        part = self._parts.get(file.name)
+        if part is None or self._there(file) < part.held:
+            part = self._parts[file.name] = Part(self._checked(file), hashlib.sha256())
+        return part
+
+    def _there(self, file: ManifestFile) -> int:
+        """Bytes on disk, checked or not."""
         if self._whole(file):
             return file.size
         try:
-            with self._partial(file).open("rb") as partial:
-                held = 0
+            return self._partial(file).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _checked(self, file: ManifestFile) -> int:
+        """Whole pieces of a file that was begun; one that the disk lost half of is not held."""
+        if self._whole(file):
+            return file.size
+        held, buffer = 0, memoryview(bytearray(READ_BYTES))
+        try:
+            with self._partial(file).open("rb", buffering=0) as partial:
                 for piece in file.pieces:
-                    data = partial.read(min(PIECE_BYTES, file.size - held))
-                    if digest(data) != piece:
+                    end, found = min(held + PIECE_BYTES, file.size), hashlib.sha256()
+                    for at in range(held, end, READ_BYTES):
+                        found.update(buffer[: partial.readinto(buffer[: end - at])])
+                    if found.hexdigest() != piece:
                         break
-                    held += len(data)
+                    held = end
         except FileNotFoundError:
             return 0
         if held == file.size:
-            self._partial(file).replace(self._folder / file.name)
+            self._finish(file)
         return held
 
     def _whole(self, file: ManifestFile) -> bool:

@@ -11,7 +11,9 @@ from typing import Any
 from zrt.actors.block_server import BlockServer
 from zrt.actors.coordinator import Coordinator
 from zrt.actors.layer_worker import LayerWorker
+from zrt.runtime.capacity import process_bytes
 from zrt.runtime.client import Client
+from zrt.runtime.compute.layout import block_bytes, ends_bytes
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import Conf, parse
 from zrt.runtime.messages.client import Cluster
@@ -113,12 +115,13 @@ def cluster_file(
     replicas: int = 1,
     tp: Sequence[int] = (),
     lend: Mapping[str, Sequence[str]] | None = None,
+    lending: int = 0,
     helped: bool = False,
     memory: int = 0,
     **settings: object,
 ) -> str:
     """A cluster file on a free port. `stages` are block ranges, None where planned; `tp` the ranks of each, if it is not 1; `lend` the
-    blocks of the first stage that each layer worker holds. With `helped` the first stage takes help; `memory` is the most each stage may take.
+    blocks that each layer worker holds of stage `lending`. With `helped` the first stage takes help; `memory` is the most each stage may take.
 
     Settings are `table_key=value`.
     """
@@ -151,7 +154,7 @@ def cluster_file(
             lines.append(f"memory = {memory}")
         if helped and number == 0:
             lines.append('backend = "layers"')
-        for worker, held in (lend or {}).items() if number == 0 else ():
+        for worker, held in (lend or {}).items() if number == lending else ():
             for each in held:
                 lines += ["[[stage.lend]]", f'worker = "{worker}"', f'blocks = "{each}"']
     for worker in lend or {}:
@@ -163,12 +166,26 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
+def memory_for(model: Path, blocks: int, *, worker: bool = False, kv_bytes: int = 64 << 20) -> int:
+    """What a block server, or a worker, takes with so many blocks, and a little more."""
+    spec = read_spec(model)
+    conf = parse(cluster_file(model, [None]), "test")
+    block = block_bytes(spec, "float32") + kv_bytes // spec.num_blocks
+    ends = 0 if worker else ends_bytes(spec, True, True, "float32")
+    return process_bytes(conf, spec) + ends + blocks * block + block // 2
+
+
 @asynccontextmanager
 async def local_cluster(
-    folder: Path, stages: Sequence[str | None], *, workers: Mapping[str, int] | None = None, **settings: object
+    folder: Path,
+    stages: Sequence[str | None],
+    *,
+    workers: Mapping[str, int] | None = None,
+    waits: bool = True,
+    **settings: object,
 ) -> AsyncIterator[Local]:
     """Up and ready; everything is stopped on the way out. `workers` that the file does not know join as well, each with the most memory it may
-    take (0: what there is); they are there first."""
+    take (0: what there is); they are there first. Without `waits` no worker of the file is started, and nothing is waited for."""
     conf = parse(cluster_file(folder, stages, **settings), "test")
     async with AsyncExitStack() as stack:
         coordinator = make_coordinator(conf, folder)
@@ -185,9 +202,10 @@ async def local_cluster(
                 await cluster.join(name, stage_conf.memory or 0, stage_conf.device)
         for name in spare_names(conf):
             await cluster.join(name, conf.spares.memory or 0)
-        for worker in conf.workers:
-            await cluster.join_worker(worker.name)
-        await until_ready(client)
+        if waits:
+            for worker in conf.workers:
+                await cluster.join_worker(worker.name)
+            await until_ready(client)
         yield cluster
 
 

@@ -26,7 +26,7 @@ class Load:
         self._tasks = [asyncio.create_task(self._run(index)) for index in range(count)]
 
     async def _run(self, index: int) -> None:
-        prompt = random.Random(index).choices(range(3, 160), k=9 + index)
+        prompt = random.Random(index).choices(range(3, 150), k=9 + index)
         stream = self._client.generate(
             token_ids=prompt, max_tokens=self._length, temperature=0.8 * (index % 2), seed=index, ignore_eos=True
         )

@@ -157,3 +157,14 @@ def save_model(folder: Path, family: str, config: dict[str, Any], seed: int, dty
     model.to(getattr(torch, dtype))
     size = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
     model.save_pretrained(folder, max_shard_size=size + 1 if files == 1 else size // files)
+
+
+def reference(folder: Path, prompt: list[int], tokens: int) -> list[int]:
+    """transformers' greedy ids."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=tokens, pad_token_id=0)
+    return ids[0, len(prompt) :].tolist()

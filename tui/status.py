@@ -59,6 +59,9 @@ def tree(cluster: Cluster) -> list[Text]:
     ]
     if cluster.fault:
         lines.append(Text(clean(cluster.fault), style="red"))
+    for actor in cluster.actors:
+        if actor.lend is not None and actor.lend.waits_for:
+            lines.append(Text(clean(f"{actor.name} waits for {actor.lend.waits_for}"), style="yellow"))
     lines.append(Text(TREE.head.rstrip(), style="underline"))
     lines += [_line(TREE.row(node)) for node in nodes(cluster)]
     if cluster.sessions:

@@ -43,6 +43,8 @@ class HeldLayers:
 
     def __init__(self, engines: dict[Blocks, Engine]) -> None:
         self._engines = engines
+        self._asked: tuple[list[int], list[Engine]] = [], []
+        """The layers of the last operation, which are those of the next as a rule, and their engines."""
 
     @classmethod
     def load(
@@ -92,6 +94,8 @@ class HeldLayers:
 
     def chain(self, layers: Sequence[int]) -> list[Engine]:
         """The engines that these layers, in this order, are. ZrtError bad_request: one is not held, or only as a part of more."""
+        if layers == self._asked[0]:
+            return self._asked[1]
         engines, at = [], 0
         while at < len(layers):
             run = next((run for run in self._engines if run[0] <= layers[at] <= run[1]), None)
@@ -103,6 +107,7 @@ class HeldLayers:
                 raise ZrtError("bad_request", f"layer {layers[at]} runs together with {run[0]}-{run[1]} alone")
             engines.append(self._engines[run])
             at += len(whole)
+        self._asked = list(layers), engines
         return engines
 
     def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:

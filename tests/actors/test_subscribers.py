@@ -92,7 +92,7 @@ async def test_one_that_reads_nothing_is_left_alone_and_then_hears_all_that_chan
         await until(lambda: len(publisher.subscribers) == 1)
         slow = next(iter(publisher.subscribers._all.values()))
         told = -1
-        while slow.serial != told:
+        while not publisher.behind(slow.bare) or told != slow.serial:  # the kernel may take some more for it
             told = slow.serial
             await asyncio.sleep(0.5)
         other.connect(publisher.endpoint)
@@ -100,12 +100,11 @@ async def test_one_that_reads_nothing_is_left_alone_and_then_hears_all_that_chan
         for serial in range(5):
             event = await asyncio.to_thread(heard, other)
             assert isinstance(event, Cluster) or event.serial == serial
-        assert slow.serial <= told + 2  # it may take a little more, but not all that the other takes
+        assert slow.serial <= told + 1  # of the five changes the other has heard
         seen, last = Snapshots(), None
-        made, sent = publisher.told, slow.serial
-        for serial in range(sent + 2):
+        for serial in range(slow.serial + 2):
             event = await asyncio.to_thread(heard, script)
             assert isinstance(event, Cluster) or event.serial == serial
             last = seen.take(event)
         assert last is not None
-        assert int(last.sessions[0].client.split()[0]) > made
+        assert int(last.sessions[0].client.split()[0]) > told + 4

@@ -181,7 +181,7 @@ def test_a_rank_costs_its_leader_nothing_and_no_rank_outlives_its_leader(
         assert cluster.children()["stage0"] == leader
         (second,) = ranks_of(leader)
         shown = until_shown(cluster, f":{second.pid} ")
-        assert re.search(rf"stage0 rank 0 +ready .*:{leader.pid} ", shown)
+        assert re.search(rf"stage0 rank 0 +ready .*:{leader.pid}\b", shown)
         assert re.search(
             rf"stage0 rank 1 +ready +\d+M .*:{second.pid} .*errors, the last: rank_failed: .*signal 9", shown
         )

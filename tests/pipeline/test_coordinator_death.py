@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from clusters import Local, local_cluster, make_server, until_ready
+from clusters import Local, cluster_file, local_cluster, make_server, until_ready
 from peers import until
 
 from zrt.actors.coordinator import Coordinator
@@ -167,3 +167,37 @@ async def test_a_coordinator_waits_for_the_port_of_the_one_whose_place_it_takes(
     await die(cluster.coordinator)
     new = await asyncio.wait_for(coming, WAIT_S)
     await new.stop()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"lend": {"attic": ["1-2"]}}, {"helped": True, "workers": {"attic": 0}}], ids=["pinned", "helped"]
+)
+async def test_a_stage_that_lends_keeps_its_weights_and_its_workers(
+    make_model: Callable[..., Path], settings: dict[str, Any]
+) -> None:
+    folder = make_model("llama", eos_token_id=None, max_position_embeddings=4096)
+    async with local_cluster(folder, [None], **settings) as local:
+        wanted = await local.greedy(PROMPT, 20)
+        server, worker = local.servers[0], local.workers["attic"]
+        backend, held = server.turns.backend, worker._assigned.held
+        assert backend is not None
+        assert held is not None
+        old = local.coordinator
+        await die(old)
+        given = {name: value for name, value in settings.items() if name != "workers"}
+        conf = parse(cluster_file(folder, [None], cluster_listen=old.endpoint, **given), "test")
+        spec = read_spec(folder)
+        new = Coordinator(conf, folder, spec, Prompts(folder, spec, 256), port_s=5.0, cluster=old.cluster)
+        await new.start()
+        try:
+            await until_ready(local.client)
+            await until(lambda: len(new.roster.of_kind("layer_worker")) == 1)
+            assert await local.greedy(PROMPT, 20) == wanted
+            assert (server.turns.backend, worker._assigned.held) == (backend, held)
+            await worker.stop()  # and it is known to the new one: its death is heard of, and another takes its place
+            await local.until(lambda seen: not seen.ready)
+            local.coordinator = new
+            await local.join_worker("attic")
+            assert await local.greedy(PROMPT, 20) == wanted
+        finally:
+            await new.stop()

@@ -1,22 +1,19 @@
 """Stages that take help: workers that join by themselves get what memory and speed say, and what comes out is the model's own."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from clusters import Local, cluster_file, local_cluster
-from transformers import AutoModelForCausalLM
+from clusters import Local, local_cluster, memory_for
+from tiny_models import reference
 
-from zrt.runtime.capacity import BLOCK_SERVER_BYTES, block_server_bytes, turn_bytes
-from zrt.runtime.compute.layout import block_bytes
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.config import parse
+from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.lending import LendLoad
+from zrt.tui.status import tree
 
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
 TOKENS = 24
-KV = 64 << 20
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +23,7 @@ def model(make_model: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def wanted(model: Path) -> list[int]:
-    """transformers' greedy ids."""
-    made = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
-    with torch.inference_mode():
-        ids = made.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=200, pad_token_id=0)
-    return ids[0, len(PROMPT) :].tolist()
-
-
-def memory_for(model: Path, blocks: int, *, worker: bool = False) -> int:
-    """What a block server, or a worker, takes with so many blocks, and a little more."""
-    spec = read_spec(model)
-    block = block_bytes(spec, "float32") + KV // spec.num_blocks
-    if worker:
-        return BLOCK_SERVER_BYTES + turn_bytes(spec, "float32", 512, 64) + blocks * block + block // 2
-    conf = parse(cluster_file(model, [None]), "test")
-    ends = block_server_bytes(conf, spec, 0, 7) - 8 * block_bytes(spec, "float32") - KV
-    return ends + blocks * block + block // 2
+    return reference(model, PROMPT, TOKENS)
 
 
 async def lent(cluster: Local) -> LendLoad:
@@ -53,8 +35,15 @@ async def lent(cluster: Local) -> LendLoad:
 
 async def test_a_stage_that_fits_starts_without_workers(model: Path, wanted: list[int]) -> None:
     async with local_cluster(model, [None], helped=True) as cluster:
-        assert await cluster.greedy(PROMPT, TOKENS) == wanted[:TOKENS]
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
         assert (await lent(cluster)).own == "0-7"
+        await cluster.settled()
+        await cluster.join_worker("attic")  # the stage has no session, and is given out anew
+        seen = await cluster.until(
+            lambda seen: bool(seen.actors[0].lend and seen.actors[0].lend.workers and seen.ready)
+        )
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
+        assert seen.actors[0].lend is not None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +60,7 @@ async def test_blocks_that_do_not_fit_go_to_workers_as_far_as_they_have_room(
     workers = {name: memory_for(model, blocks, worker=True) if blocks else 0 for name, blocks in there.items()}
     memory = memory_for(model, here)
     async with local_cluster(model, [None], helped=True, memory=memory, workers=workers) as cluster:
-        assert await cluster.greedy(PROMPT, TOKENS) == wanted[:TOKENS]
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
         load = await lent(cluster)
         assert {worker.name: worker.layers for worker in load.workers} == runs
         for worker in load.workers:
@@ -79,3 +68,22 @@ async def test_blocks_that_do_not_fit_go_to_workers_as_far_as_they_have_room(
             assert worker.pushed_bytes == worker.held_bytes == worker.total_bytes > 0
             assert min(worker.layer_us, worker.latency_us, worker.total_mb) > 0
         assert (load.waits_for, load.rebuilds) == ("", 0)
+
+
+async def test_a_stage_waits_for_as_many_workers_as_it_needs_and_says_so(model: Path, wanted: list[int]) -> None:
+    narrow = memory_for(model, 3, worker=True)
+    async with local_cluster(model, [None], helped=True, memory=memory_for(model, 2), waits=False) as cluster:
+        asked = asyncio.create_task(cluster.greedy(PROMPT, TOKENS))
+        for name, lacking in (("attic", 6), ("cellar", 3)):
+            said = f"layer workers with room for {lacking} of blocks 0-7"
+            seen = await cluster.until(lambda seen: said in waits(seen))  # noqa: B023
+            assert (seen.actors[0].state, seen.ready) == ("loading", False)
+            assert f"stage0 waits for {said}" in "\n".join(line.plain for line in tree(seen))
+            await cluster.join_worker(name, narrow)
+        assert await asked == wanted
+        await cluster.until(lambda seen: not waits(seen))
+
+
+def waits(seen: Cluster) -> str:
+    lend = seen.actors[0].lend
+    return lend.waits_for if lend is not None else ""

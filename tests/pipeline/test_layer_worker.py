@@ -1,8 +1,13 @@
 """A layer worker, driven by hand-made documented messages: MessagePack maps over a DEALER, nothing of zrt's on this side."""
 
+import asyncio
 import errno
 import hashlib
+import json
+import math
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,12 +19,14 @@ import zmq
 import zmq.asyncio
 from chained import Pipeline
 
+from zrt.actors.layer_push import UNACKNOWLEDGED
 from zrt.actors.layer_worker import LayerWorker
 from zrt.runtime import layer_files
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.held_layers import runs_of
 from zrt.runtime.compute.inventory import Inventory
-from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.compute.layout import block_name, block_shapes
+from zrt.runtime.compute.spec import read_spec, spec_from_config
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.layer_files import LayerFile, LayerStore, Offer
 
@@ -30,8 +37,9 @@ NAMES = [f"model.layers.{number}" for number in (1, 2, 3, 4)]
 class Peer:
     """A master that says what it likes."""
 
-    def __init__(self, socket: zmq.asyncio.Socket) -> None:
+    def __init__(self, socket: zmq.asyncio.Socket, worker: LayerWorker) -> None:
         self._socket = socket
+        self.worker = worker
 
     async def ask(self, kind: str, **fields: object) -> dict[str, object]:
         await self._socket.send(msgspec.msgpack.encode({"type": kind, **fields}))
@@ -62,7 +70,7 @@ async def worker_at(cache: Path) -> AsyncIterator[Peer]:
     socket.linger = 0
     socket.connect(worker.endpoint)
     try:
-        yield Peer(socket)
+        yield Peer(socket, worker)
     finally:
         socket.close()
         context.term()
@@ -78,6 +86,13 @@ def offer_of(model: Path, layers: tuple[int, ...] = (1, 2, 3, 4)) -> Offer:
     spec = read_spec(model)
     source, spec = Inventory.open(model).matched(spec)
     return Offer([LayerFile.of(source, spec, layer) for layer in layers], (model / "config.json").read_text())
+
+
+def read(file: LayerFile, at: int, size: int = layer_files.PIECE_BYTES) -> bytes:
+    """Bytes of a file from `at` on, `size` of them or what there is."""
+    data = bytearray(min(size, file.size - at))
+    file.read(at, memoryview(data))
+    return bytes(data)
 
 
 async def assign(peer: Peer, model: Path, offer: Offer, *, single: bool, kv_bytes: int = 1 << 22) -> bool:
@@ -100,7 +115,7 @@ async def push(peer: Peer, offer: Offer, files: int = 99) -> int:
         fields = {"filename": file.name, "total_size": file.size}
         held = (await peer.ask("ModelDataChunk", offset=0, data=b"", **fields))["held"]
         while held < file.size:
-            data = file.read(held, layer_files.PIECE_BYTES)
+            data = read(file, held)
             answer = await peer.ask("ModelDataChunk", offset=held, data=data, **fields)
             assert answer["type"] == "ModelDataTaken", answer
             held, sent = answer["held"], sent + len(data)
@@ -150,6 +165,35 @@ async def test_layers_run_as_the_model_does_and_goodbye_ends_the_session(
             names = NAMES if kind == "Batch" else NAMES[:1]
             gap = await peer.ask("Batch", x=raw, batch=[[name, 7, int(name[-1])] for name in names])
             assert str(gap["message"]).startswith("kv_gap: ")
+
+
+async def test_a_program_that_knows_the_documented_messages_alone_drives_it(model: Path, tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as peer:
+        program = Path(__file__).parents[1] / "layer_peer.py"
+        words = (str(program), peer.worker.endpoint, str(model), str(CONTEXT))
+        process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=subprocess.PIPE)
+        async with asyncio.timeout(60):
+            out, _ = await process.communicate()
+        assert process.returncode == 0
+        told = json.loads(out)
+    assert told["zrt"] == []
+    assert told["needs_data"]
+    assert told["said"] == {
+        "Hello": "WorkerInfo",
+        "PrepareLayers": "LayersPrepared",
+        "LayerAssignment": "LayerAssignmentAck",
+        "ModelDataChunk": "ModelDataTaken",
+        "ModelDataDone": "WorkerReady",
+        "Batch": "Tensor",
+        "SingleOp": "Tensor",
+        "Goodbye": "WorkerInfo",
+    }
+    assert (told["info"]["os"], told["goodbye"]) == ("linux", "F32")
+    prompt = torch.tensor(told["prompt"]).view(1, 5, 64)
+    first, second = expected(model, [(0, prompt), (5, prompt[:, :1])])
+    assert torch.allclose(torch.tensor(told["batch"]), first.flatten(), atol=1e-5)
+    assert torch.allclose(torch.tensor(told["single"]), second.flatten(), atol=1e-5)
+    assert told["gap"].startswith("kv_gap: ")
 
 
 async def test_a_failed_op_leaves_the_kv_as_it_was(model: Path, tmp_path: Path) -> None:
@@ -232,24 +276,128 @@ def test_a_file_goes_on_where_its_last_whole_piece_ended(
     store = LayerStore(tmp_path, offer.model_hash)
     store.take("manifest.json", 0, len(offer.manifest), offer.manifest)
     for at in (0, 10_000):
-        assert store.take(file.name, at, file.size, file.read(at, 10_000)) == at + 10_000
+        assert store.take(file.name, at, file.size, read(file, at, 10_000)) == at + 10_000
     partial = tmp_path / offer.model_hash / f"{file.name}.part"
     partial.write_bytes(partial.read_bytes()[:-1] + b"?")  # the last piece was not written whole
     again = LayerStore(tmp_path, offer.model_hash)
     held = again.take(file.name, 0, file.size, b"")
     assert held == 10_000
     while held < file.size:
-        held = again.take(file.name, held, file.size, file.read(held, 10_000))
+        held = again.take(file.name, held, file.size, read(file, held, 10_000))
+    assert again.complete
     assert LayerStore(tmp_path, offer.model_hash).complete
     (kept,) = again.files()
-    assert kept.read_bytes() == file.read(0, file.size)
+    assert kept.read_bytes() == read(file, 0)
     assert not partial.exists()
+
+
+def test_a_piece_comes_in_chunks_and_either_side_hashes_each_byte_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed, sha256 = [], hashlib.sha256
+
+    class Counted:
+        def __init__(self, data: bytes | memoryview = b"") -> None:
+            self._hash = sha256(data)
+            hashed.append(len(data))
+
+        def update(self, data: bytes | memoryview) -> None:
+            self._hash.update(data)
+            hashed.append(len(data))
+
+        def hexdigest(self) -> str:
+            return self._hash.hexdigest()
+
+    monkeypatch.setattr(layer_files, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(layer_files, "CHUNK_BYTES", 4_000)
+    monkeypatch.setattr(layer_files.hashlib, "sha256", Counted)
+    config = len((model / "config.json").read_bytes())
+    offer = offer_of(model, (2, 3))
+    size = sum(file.size for file in offer.files)
+    assert sum(hashed) == size + config + len(offer.manifest)
+    hashed.clear()
+    store = LayerStore(tmp_path, offer.model_hash)
+    store.take("manifest.json", 0, len(offer.manifest), offer.manifest)
+    for file in offer.files:
+        held = store.take(file.name, 0, file.size, b"")
+        for offset, count in file.chunks(held):
+            assert offset == held
+            held = store.take(file.name, offset, file.size, read(file, offset, count))
+    assert store.complete
+    assert sum(hashed) == size + len(offer.manifest)
+    hashed.clear()
+    assert LayerStore(tmp_path, offer.model_hash).complete
+    assert sum(hashed) == len(offer.manifest)
+
+
+def test_a_piece_that_is_not_the_manifests_is_taken_again_from_its_beginning(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_files, "PIECE_BYTES", 10_000)
+    offer = offer_of(model, (2,))
+    (file,) = offer.files
+    store = LayerStore(tmp_path, offer.model_hash)
+    store.take("manifest.json", 0, len(offer.manifest), offer.manifest)
+    store.take(file.name, 0, file.size, read(file, 0, 10_000))
+    assert store.take(file.name, 10_000, file.size, bytes(4_000)) == 14_000
+    with pytest.raises(ZrtError, match="from 10000 to 20000 are not those of the manifest"):
+        store.take(file.name, 14_000, file.size, read(file, 14_000, 6_000))
+    held = store.take(file.name, 0, file.size, b"")
+    assert held == 10_000
+    while held < file.size:
+        held = store.take(file.name, held, file.size, read(file, held, 10_000))
+    assert store.files()[0].read_bytes() == read(file, 0)
+
+
+async def test_a_master_holds_nothing_of_what_it_pushes(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    hollow_model(folder)
+    async with worker_at(tmp_path / "cache") as peer:
+        words = [str(folder), peer.worker.endpoint, str(peer.worker.incarnation)]
+        master = await asyncio.create_subprocess_exec(
+            sys.executable, str(Path(__file__).with_name("pushing.py")), *words, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await asyncio.wait_for(master.communicate(), 60)
+    said = json.loads(out)
+    buffers = UNACKNOWLEDGED * layer_files.CHUNK_BYTES
+    assert said["pushed"] > 6 * buffers
+    assert said["grew"] < 2 * buffers
+
+
+def hollow_model(folder: Path) -> None:
+    """A llama whose weights are zeros, which take no room on disk: two layers besides the ends, of 100 MB each."""
+    config = {
+        "model_type": "llama",
+        "vocab_size": 8,
+        "hidden_size": 1024,
+        "intermediate_size": 7168,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    }
+    text = json.dumps(config)
+    (folder / "config.json").write_text(text)
+    spec = spec_from_config(config)
+    shapes = {block_name(layer, part): shape for layer in range(4) for part, shape in block_shapes(spec).items()}
+    shapes |= {"model.embed_tokens.weight": (8, 1024), "model.norm.weight": (1024,)}
+    table, end = {}, 0
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        table[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    head = json.dumps(table).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + end)
 
 
 def test_bytes_that_are_not_the_offers_are_refused(model: Path, tmp_path: Path) -> None:
     offer = offer_of(model, (2,))
     (file,) = offer.files
-    whole = file.read(0, file.size)
+    whole = read(file, 0)
     store = LayerStore(tmp_path, offer.model_hash)
     refused = [
         (file.name, 0, file.size, whole),  # before the manifest
@@ -265,7 +413,7 @@ def test_bytes_that_are_not_the_offers_are_refused(model: Path, tmp_path: Path) 
         ("layer-00003.safetensors", 0, file.size, whole),
         (file.name, 0, file.size + 1, whole),
         (file.name, 8, file.size, whole[8:]),
-        (file.name, 0, file.size, whole[:-1]),
+        (file.name, 0, file.size, whole + b"?"),
         (file.name, 0, file.size, bytes(file.size)),
     ]
     for name, at, total, data in refused:
@@ -304,8 +452,8 @@ def test_files_that_another_offer_brought_are_taken_over(
     store.take("manifest.json", 0, len(first.manifest), first.manifest)
     whole, half = first.files
     for at in range(0, whole.size, 10_000):
-        store.take(whole.name, at, whole.size, whole.read(at, 10_000))
-    store.take(half.name, 0, half.size, half.read(0, 10_000))
+        store.take(whole.name, at, whole.size, read(whole, at, 10_000))
+    store.take(half.name, 0, half.size, read(half, 0, 10_000))
     again = LayerStore(tmp_path, second.model_hash)
     again.take("manifest.json", 0, len(second.manifest), second.manifest)
     held = [again.take(file.name, 0, file.size, b"") for file in second.files]
@@ -320,27 +468,31 @@ def test_half_a_file_is_never_a_whole_one(model: Path, tmp_path: Path, monkeypat
     (file,) = offer.files
     store = LayerStore(tmp_path, offer.model_hash)
     store.take("manifest.json", 0, len(offer.manifest), offer.manifest)
-    real, full = os.fsync, {"at": 2}
 
-    def fsync(descriptor: int) -> None:
-        full["at"] -= 1
-        if full["at"] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor)
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    for at in (0, 10_000):
+        store.take(file.name, at, file.size, read(file, at, 10_000))
     with monkeypatch.context() as disk:
-        disk.setattr(layer_files.os, "fsync", fsync)
-        for at in (0, 10_000):
-            store.take(file.name, at, file.size, file.read(at, 10_000))
+        disk.setattr(layer_files.os, "pwrite", full)
         with pytest.raises(ZrtError, match="No space left") as raised:
-            store.take(file.name, 20_000, file.size, file.read(20_000, 10_000))
+            store.take(file.name, 20_000, file.size, read(file, 20_000, 10_000))
     assert raised.value.kind == "insufficient_memory"
+    assert store.take(file.name, 0, file.size, b"") == 20_000
     assert not store.complete
     with pytest.raises(ZrtError, match="not complete"):
         store.files()
     again = LayerStore(tmp_path, offer.model_hash)
-    held = again.take(file.name, 0, file.size, b"")
-    assert held in (20_000, 30_000)  # the third piece was written, though not known to be on the disk
-    while held < file.size:
-        held = again.take(file.name, held, file.size, file.read(held, 10_000))
-    assert again.files()[0].read_bytes() == file.read(0, file.size)
+    assert again.take(file.name, 0, file.size, b"") == 20_000
+    with monkeypatch.context() as disk:
+        disk.setattr(layer_files.os, "fsync", full)
+        for at in range(20_000, file.size, 10_000):
+            held = again.take(file.name, at, file.size, read(file, at, 10_000))
+        assert held == file.size
+        with pytest.raises(ZrtError, match="No space left"):
+            again.files()
+    assert not LayerStore(tmp_path, offer.model_hash).complete
+    last = LayerStore(tmp_path, offer.model_hash)
+    assert last.take(file.name, 0, file.size, b"") == file.size
+    assert last.files()[0].read_bytes() == read(file, 0)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from clusters import Local, local_cluster
 from peers import until
-from transformers import AutoModelForCausalLM
+from tiny_models import reference
 
 from zrt.actors import lent_run
 from zrt.actors.lent_layers import LentLayers
@@ -22,15 +21,11 @@ LENT = {
     "two workers": {"attic": ["1-2"], "cellar": ["3-4"]},
     "interleaved": {"attic": ["1", "3", "5"]},
     "interleaved, two workers": {"attic": ["1", "4"], "cellar": ["2-3", "6"]},
+    "the first": {"attic": ["0-1"]},
+    "the last": {"attic": ["7"]},
+    "both ends": {"attic": ["0", "7"]},
+    "all": {"attic": ["0-3"], "cellar": ["4-7"]},
 }
-
-
-def reference(folder: Path, prompt: list[int], tokens: int) -> list[int]:
-    """transformers' greedy ids."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    with torch.inference_mode():
-        ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=tokens, pad_token_id=0)
-    return ids[0, len(prompt) :].tolist()
 
 
 @pytest.fixture
@@ -42,6 +37,20 @@ def lent_by(cluster: Local) -> LentLayers:
     lent = cluster.servers[0]._lent
     assert lent is not None
     return lent
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("stages", [["0-2", "3-5"], ["0-1", "2-3", "4-5"]])
+async def test_a_stage_in_the_pipeline_may_lend_all_it_has(
+    make_model: Callable[..., Path], stages: list[str | None], tied: bool
+) -> None:
+    """Each of its stages in turn: with the embedding, with the head, with neither."""
+    folder = make_model("llama", num_hidden_layers=6, tied=tied)
+    wanted = reference(folder, PROMPT, TOKENS)
+    for lending in range(len(stages)):
+        async with local_cluster(folder, stages, lend={"attic": [str(stages[lending])]}, lending=lending) as cluster:
+            assert await cluster.greedy(PROMPT, TOKENS) == wanted
+            await until(lambda: all(server.load().kv.used == 0 for server in cluster.servers))
 
 
 @pytest.mark.parametrize("lend", LENT)
@@ -58,12 +67,16 @@ async def test_lent_layers_give_the_models_own_tokens(model: Path, lend: str) ->
         ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}),
         ("qwen3", {"head_dim": 32}),
         ("gemma2", {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 32}),
+        ("granite", {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}),
     ],
 )
-async def test_every_family_is_lent(make_model: Callable[..., Path], family: str, config: dict[str, object]) -> None:
+@pytest.mark.parametrize("held", [["1", "3-4"], ["0-4"]], ids=["some", "all"])
+async def test_every_family_is_lent(
+    make_model: Callable[..., Path], family: str, config: dict[str, object], held: list[str]
+) -> None:
     folder = make_model(family, num_hidden_layers=6, **config)
     wanted = reference(folder, PROMPT, TOKENS)
-    async with local_cluster(folder, ["0-4", "5"], lend={"attic": ["1", "3-4"]}) as cluster:
+    async with local_cluster(folder, ["0-4", "5"], lend={"attic": held}) as cluster:
         assert await cluster.greedy(PROMPT, TOKENS) == wanted
 
 
@@ -143,3 +156,18 @@ async def test_what_a_worker_was_sent_is_not_sent_again(model: Path) -> None:
         await cluster.join_worker("attic")
         await cluster.until(lambda seen: seen.ready)
         assert [file.stat().st_mtime_ns for file in files] == times
+
+
+async def test_a_worker_outlives_its_master_and_serves_the_next_with_what_it_holds(model: Path) -> None:
+    wanted = reference(model, PROMPT, TOKENS)
+    async with local_cluster(model, [None], lend={"attic": ["1-3"]}) as cluster:
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
+        held = cluster.workers["attic"]._assigned.held
+        await cluster.lose("stage0")
+        await cluster.until(lambda seen: not seen.ready)
+        await cluster.join("stage0")
+        seen = await cluster.until(lambda seen: seen.ready)
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
+        assert cluster.workers["attic"]._assigned.held is held
+        assert seen.actors[0].lend is not None
+        assert [worker.pushed_bytes for worker in seen.actors[0].lend.workers] == [0]

@@ -130,7 +130,7 @@ async def test_ranks_killed_one_after_the_other_while_sessions_generate(
         for _ in range(count):
             if draw.random() < 0.7:
                 await until(lambda: cluster.servers[0].state == "ready")
-            await asyncio.sleep(draw.random() * 1.5)
+            await asyncio.sleep(draw.random() * 0.6)
             await until(lambda: len(ranks_of(cluster.servers[0])) == 2)
             await harm(cluster, "killed", draw.choice((1, 2)))
             assert not any(session.done() for session in sessions)

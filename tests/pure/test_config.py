@@ -308,9 +308,10 @@ def test_a_conf_cannot_be_changed_by_those_who_read_it() -> None:
 
 def test_the_readme_lends_to_another_machine() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    blocks = [block.partition("```")[0] for block in readme.split("```toml\n")]
-    conf = config.parse(next(block for block in blocks if "[[stage.lend]]" in block), "README.md")
-    assert (conf.stages[0].lend, conf.workers) == ((Lend("attic", Blocks(10, 19)),), (Worker("attic", join=True),))
+    section = readme.partition("## Lending layers")[2]
+    helped, pinned = (config.parse(part.partition("```")[0], "README.md") for part in section.split("```toml\n")[1:3])
+    assert (helped.stages[0].backend, helped.stages[0].lend, helped.workers) == ("layers", (), ())
+    assert (pinned.stages[0].lend, pinned.workers) == ((Lend("attic", Blocks(10, 19)),), (Worker("attic", join=True),))
 
 
 LENDS = '[model]\nref = "m"\n[[stage]]\n[[stage.lend]]\nworker = "attic"\nblocks = "3-4"\n[[worker]]\nname = "attic"\njoin = true\n'
