@@ -28,7 +28,7 @@ def session(number: int, tokens: int = 10, **more: object) -> SessionInfo:
 def step(serial: int, us: int = 400, **more: object) -> GroupStep:
     """A step of three ranks; the later a rank, the slower."""
     each = [us + 10 * rank for rank in range(3)]
-    made = GroupStep(serial, "step_batch", 500, 2, 7, 20, [one - 50 for one in each], each, ["", "", ""])
+    made = GroupStep(serial, "step_batch", 500, 2, 7, 20, [max(0, one - 50) for one in each], each, ["", "", ""])
     for key, value in more.items():
         setattr(made, key, value)
     return made
