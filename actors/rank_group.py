@@ -237,10 +237,14 @@ class RankGroup:
     async def close(self, key: Hashable, names: Sequence[int] | None) -> None:
         """As Engine.close, on every rank."""
         number = self._numbers.pop(key, None)
-        if number is None or self.broken is not None:
+        if number is None or self.broken is not None or self._ending:
             return
         request = CloseSession(number, None if names is None else list(names))
-        await self.operations.together(request, lambda: self.engine.close(key, names), SessionClosed, STEP_S)
+        try:
+            await self.operations.together(request, lambda: self.engine.close(key, names), SessionClosed, STEP_S)
+        except ZrtError:
+            if self.broken is None:  # else all is closed
+                raise
 
     async def turn(self, works: Sequence[Work], threads: int) -> TurnResult:
         """As Engine.turn, on every rank; each uses the threads it was started with."""
