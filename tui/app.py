@@ -184,7 +184,7 @@ class Top(App[None]):
 
     def action_filter(self) -> None:
         self._filter.display = True
-        self._filter.focus()
+        self.screen.set_focus(self._filter)  # at once: what is typed next is for it
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == "filter":
