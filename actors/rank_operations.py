@@ -174,8 +174,8 @@ class RankOperations:
     def _combined(self, op: str, errors: Sequence[ZrtError | None], *, known: bool) -> ZrtError:
         """One error of those of all ranks, the leader's (`known`: it was a ZrtError) first. Unless all refused alike, the group is broken.
 
-        Refused by all of them alike, it was the input's fault. Anything else, a collective that broke off for one, left them out of step: the
-        news that a rank has died may come last.
+        Refused by all of them alike, it was the input's fault. Anything else, a collective that broke off for one or for all, left them out of
+        step: the news that a rank has died may come last.
         """
         own, *others = errors
         faults = [f"rank {rank} {error.kind}: {error.message}" for rank, error in enumerate(others, 1) if error]
@@ -185,7 +185,7 @@ class RankOperations:
             return ZrtError("rank_failed", f"{op}: {said}", self._name)
         if own is None:
             error = ZrtError("rank_failed", f"{op}: leader succeeded but workers failed: {words}", self._name)
-        elif not known or any(other is None or other.kind != own.kind for other in others):
+        elif not known or own.kind == "rank_failed" or any(not other or other.kind != own.kind for other in others):
             error = ZrtError(
                 "rank_failed", f"{op}: {own.message}{f'; {words}' if words else '; the ranks did not fail'}", self._name
             )

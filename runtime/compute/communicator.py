@@ -125,19 +125,19 @@ class Gloo(Communicator):
             raise ZrtError("nccl_init_failed", f"rank {rank} of {world} could not join its group: {error}") from None
 
     def all_reduce(self, x: Tensor) -> None:
-        self._group.allreduce([x], _SUM).wait()
+        _wait(self._group.allreduce([x], _SUM))
 
     def broadcast(self, x: Tensor) -> None:
-        self._group.broadcast(x, LEADER).wait()
+        _wait(self._group.broadcast(x, LEADER))
 
     def gather(self, x: Tensor) -> Tensor | None:
         options = dist.GatherOptions()
         options.rootRank = LEADER
         if self.rank != LEADER:
-            self._group.gather([], [x], options).wait()
+            _wait(self._group.gather([], [x], options))
             return None
         out = torch.empty(self.world, *x.shape, dtype=x.dtype, device=x.device)
-        self._group.gather([list(out.unbind(0))], [x], options).wait()
+        _wait(self._group.gather([list(out.unbind(0))], [x], options))
         return out
 
     def abort(self) -> None:
@@ -145,6 +145,15 @@ class Gloo(Communicator):
 
 
 _SUM: Final = dist.AllreduceOptions()
+
+
+def _wait(work: Any) -> None:
+    """Until the others have joined an operation. ZrtError rank_failed: one of them is gone."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        text = str(error).partition("] ")[2] or str(error)  # what stands before is a line of gloo's source
+        raise ZrtError("rank_failed", f"a collective broke off: {text.split('. ')[0]}") from None
 
 
 def _place(packed: bytes) -> tuple[str, int]:

@@ -209,6 +209,7 @@ RESET, GONE = ZrtError("internal", "the connection was reset"), ZrtError("rank_f
         ([INPUT, INPUT, None], True, "rank_failed"),
         ([None, PAGES, None], True, "rank_failed"),
         ([PAGES, GONE, PAGES], True, "rank_failed"),
+        ([GONE, GONE, GONE], True, "rank_failed"),
         ([RESET, RESET, RESET], False, "rank_failed"),
         ([RESET, GONE, RESET], False, "rank_failed"),
     ],
