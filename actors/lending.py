@@ -272,7 +272,7 @@ class Lending:
                 continue
             if isinstance(answer, BaseException):
                 raise answer
-            worker.load.state = "asked"
+            worker.load.state = "reserve"
             if worker.name not in pinned:
                 helpers.append(worker)
         if not given.helped:

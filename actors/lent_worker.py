@@ -34,7 +34,7 @@ class LentWorker:
         self.actor = actor
         self.address = address
         self.has = LayersPrepared()
-        self._load = WorkerLoad(address.name, "asked")
+        self._load = WorkerLoad(address.name, "reserve")
         self.hops = HopTimes()
 
     @property

@@ -7,7 +7,7 @@ import sys
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -18,6 +18,9 @@ from zrt.runtime.foreground import Foreground, interruptible, say
 from zrt.runtime.messages.client import Drained, Finished, Piece, Progress
 from zrt.runtime.messages.sampling import TokenLogprobs
 from zrt.runtime.show import Notice, figures
+
+NAME_S: Final = 1.0
+"""How long a cluster that is to end may take to say its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +257,9 @@ async def down(endpoint: str | None, timeout: float) -> int:
     async with Client(endpoint) as client:
         parent = running.parent_of(client.endpoint)
         ended = None if parent is None else _end_of(parent)
+        name = "the cluster"
+        with suppress(ZrtError, TimeoutError):  # one that does not answer is told to end all the same
+            name = (await asyncio.wait_for(client.status(), NAME_S)).name
         try:
             await client.down(timeout)
             if ended is not None:
@@ -263,6 +269,7 @@ async def down(endpoint: str | None, timeout: float) -> int:
                 raise
             text = f"`zrt up` (process {parent}) does not end: `kill -9 {parent}` ends it and all it started"
             raise ZrtError("deadline", text) from None
+    say(f"zrt: {name} is down")
     return 0
 
 

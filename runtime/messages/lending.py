@@ -6,14 +6,15 @@ from msgspec import Struct
 
 from zrt.runtime.messages.header import U64
 
-WorkerState = Literal["asked", "pushing", "loading", "ready", "lost"]
+WorkerState = Literal["reserve", "asked", "pushing", "loading", "ready", "lost"]
 
 
 class WorkerLoad(Struct):
     """What a master knows of one layer worker.
 
-    `state` is `asked` (what it is and has), `pushing`, `loading`, `ready` or `lost`; `layers` reads "1-3,5". Of the `total_bytes` of its
-    layers' files it has `held_bytes`; `pushed_bytes` were sent to this incarnation in all, `push_bytes_s` is the pace of the last push.
+    `state` is `reserve` (it has none of the stage's layers), `asked` (for what it holds of them), `pushing`, `loading`, `ready` or `lost`;
+    `layers` reads "1-3,5". Of the `total_bytes` of its layers' files it has `held_bytes`; `pushed_bytes` were sent to this incarnation in
+    all, `push_bytes_s` is the pace of the last push.
     Of its device's `total_mb` MiB of memory `free_mb` were free when it was asked. Microseconds: `latency_us` a question and its answer,
     `layer_us` one token through one layer, as it measured, `hop_us` a turn's hop there and back with what it computes, `overhead_us`
     without that (medians of the last), of `hops` in all.
