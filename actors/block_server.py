@@ -87,6 +87,7 @@ class BlockServer(Member):
         self._fault: Fault | None = None
         self._loaded = self._captured = 0, 0
         self._group: RankGroup | None = None
+        self._loads_to: ActorState = "ready"
         self._record: GroupRecord | None = None
         self.turns = TurnLoop(f"{name}-{device}", threads, work=self._work, deliver=self._deliver)
         self._lending = Lending(self, self.turns.lane, device, self._on_group_lost, self._report_progress)
@@ -146,6 +147,7 @@ class BlockServer(Member):
         if self.assignment is None or assignment.serial != self.assignment.serial:
             self.assignment = assignment
             self._record = GroupRecord(assignment.tp, os.getpid()) if assignment.tp > 1 else None
+            self.state = "blank"
             self._begin(assignment)
         return Done()
 
@@ -160,6 +162,8 @@ class BlockServer(Member):
         blocks = f"{assignment.first}-{assignment.last}"
         log.info("%s: loads blocks %s of %s", self.name, blocks, assignment.model)
         self.turns.take_backend(None, assignment.chunk)
+        if self.state != "loading":  # a rank or a worker that is lost undrains nothing
+            self._loads_to = "drained" if self.state == "drained" else "ready"
         self._set_state("loading")
         self.spawn(self._load(assignment), "load")
 
@@ -198,7 +202,7 @@ class BlockServer(Member):
             self.turns.take_backend(backend, assignment.chunk)
             self._report_progress()
             log.info("%s: is ready", self.name)
-            self._set_state("ready")
+            self._set_state(self._loads_to)
 
     async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
         def load() -> Engine:

@@ -111,6 +111,8 @@ class Drains:
         entry = self._roster.find(address.name)
         if entry is None or entry.address != address:
             raise ZrtError("stage_lost", f"{address.name} died while it was drained; what ran there goes on elsewhere")
+        if entry.state == "loading":
+            raise ZrtError("stage_lost", f"{address.name} lost a part while it was drained, and loads anew")
         if entry.state != "draining":
             raise ZrtError("cancelled", f"{address.name} was undrained")
         return entry

@@ -34,7 +34,7 @@ async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], No
         sent += len(chunk.data)
         report(held_before + sent, sent)
 
-    sends: set[asyncio.Task[None]] = set()
+    sends: list[asyncio.Task[None]] = []
     try:
         held_bytes = []
         for file in offer.files:
@@ -48,7 +48,7 @@ async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], No
                 _raise_first(sends)
                 data = buffer[:size]
                 await asyncio.to_thread(file.read, offset, data)
-                sends.add(asyncio.ensure_future(send(ModelDataChunk(file.name, offset, file.size, data), buffer)))
+                sends.append(asyncio.ensure_future(send(ModelDataChunk(file.name, offset, file.size, data), buffer)))
         await asyncio.gather(*sends)
     finally:
         for task in sends:
@@ -56,8 +56,8 @@ async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], No
         await asyncio.gather(*sends, return_exceptions=True)
 
 
-def _raise_first(sends: set[asyncio.Task[None]]) -> None:
-    """Forget the sends that are over; raise what one failed with."""
+def _raise_first(sends: list[asyncio.Task[None]]) -> None:
+    """Forget the sends that are over; raise what the first that failed did: the others may have failed since it had."""
     for task in [task for task in sends if task.done()]:
-        sends.discard(task)
+        sends.remove(task)
         task.result()

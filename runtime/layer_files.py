@@ -3,12 +3,15 @@
 One safetensors file a layer, with the tensors of that layer as they are stored, and `manifest.json`, which names all files with their sizes and
 the SHA-256 of every piece of PIECE_BYTES. The SHA-256 of the manifest is the offer's `model_hash`, so that it names configuration and weights.
 A worker takes a file chunk by chunk, under a temporary name until all its pieces are checked and on disk. Either side hashes each byte once, while
-it passes; only what a worker finds of an earlier push, cut off, is hashed again.
+it passes; what a worker finds of an earlier push is hashed again, whole files before they are read the first time. A file that is not what
+the manifest says is taken away, to be sent again. Workers of one machine may have one cache, and be sent the same at once.
 """
 
 import hashlib
 import os
 import re
+import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -184,8 +187,9 @@ class LayerStore:
             raise ZrtError("bad_request", f"model_hash: expected 64 hex digits, got {model_hash[:80]!r}")
         self.model_hash = model_hash
         self._folder = root / model_hash
-        self.manifest = self._known()
+        self.manifest = _known(self._folder)
         self._parts: dict[str, Part] = {}
+        self._sound: set[str] = set()  # whole files whose bytes this process has checked
         self._disk = ThreadPoolExecutor(2, "disk")
         self._finishing: list[Future[None]] = []
 
@@ -200,9 +204,21 @@ class LayerStore:
         return self.manifest is not None and all(self._whole(file) for file in self.manifest.files)
 
     def files(self) -> list[Path]:
-        """ZrtError bad_request while some are not complete; insufficient_memory: the disk is full."""
+        """Each is what the manifest says. ZrtError bad_request while some are not complete; insufficient_memory: the disk is full;
+        worker_failed: some were not, and have to be sent again."""
         if not self.complete or self.manifest is None:
             raise ZrtError("bad_request", f"the files of {self.model_hash[:12]} are not complete")
+        unknown = [file for file in self.manifest.files if file.name not in self._sound]
+        with ThreadPoolExecutor(HASHERS, "hash") as pool:
+            damaged = [file for file, sound in zip(unknown, pool.map(self._matches, unknown), strict=True) if not sound]
+        for file in damaged:
+            self._discard(file)
+        if damaged:
+            names = ", ".join(file.name for file in damaged)
+            raise ZrtError(
+                "worker_failed", f"the cache held other bytes than were sent, as {names}: they are sent again"
+            )
+        self._sound.update(file.name for file in unknown)
         return [self._folder / file.name for file in self.manifest.files]
 
     def _settle(self) -> None:
@@ -247,20 +263,19 @@ class LayerStore:
     def _adopt(self, manifest: Manifest) -> None:
         """Take over files that other offers brought: layers are given out anew when a worker is lost, and what was sent is not sent again.
 
-        A whole file becomes a link; half a one is moved where there is none yet, and what it holds is checked as ever.
+        A file becomes a link, half a one where there is none yet, and what it holds is checked as ever. Whoever is being sent the same writes
+        the same there.
         """
         wanted = {file for file in manifest.files if not self._whole(file)}
         for folder in self._folder.parent.iterdir():
             if not wanted or folder == self._folder or not _HASH.fullmatch(folder.name):
                 continue
-            known = LayerStore(self._folder.parent, folder.name).manifest
+            known = _known(folder)
             for file in wanted.intersection(known.files if known is not None else ()):
                 partial = self._partial(file)
-                with suppress(OSError):  # it is not there, or is being taken by another worker of this machine
-                    os.link(folder / file.name, self._folder / file.name)
-                with suppress(OSError):
-                    if not partial.exists():
-                        os.replace(folder / partial.name, partial)
+                for name in (file.name, partial.name):
+                    with suppress(OSError):  # it is not there, or is here
+                        os.link(folder / name, self._folder / name)
             wanted = {file for file in wanted if not self._whole(file)}
 
     def _listed(self, name: str, total: int) -> ManifestFile:
@@ -291,6 +306,10 @@ class LayerStore:
                     f"{file.name}: the bytes from {number * PIECE_BYTES} to {part.held} are not those of the manifest"
                 )
                 raise ZrtError("bad_request", text)
+        except FileNotFoundError:
+            del self._parts[file.name]
+            text = f"{file.name}: what was held is gone, or another worker was sent it as well: ask anew what is held"
+            raise ZrtError("worker_failed", text) from None
         except BaseException:
             part.cut()
             raise
@@ -313,13 +332,18 @@ class LayerStore:
     def _finish(self, file: ManifestFile) -> None:
         """All of it is there and checked: on disk, and under its own name."""
         partial = self._partial(file)
-        descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.ftruncate(descriptor, file.size)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        partial.replace(self._folder / file.name)
+            descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.ftruncate(descriptor, file.size)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            partial.replace(self._folder / file.name)
+        except FileNotFoundError:
+            return  # another worker was sent the same, and was faster; or it is gone, and does not count as held
+        if file.name in self._parts:
+            self._sound.add(file.name)
 
     def _found(self, file: ManifestFile) -> Part:
         """What is held, looked up: what this process took itself, as long as it is there; else the whole pieces that were taken before."""
@@ -341,16 +365,8 @@ class LayerStore:
         """Whole pieces of a file that was begun; one that the disk lost half of is not held."""
         if self._whole(file):
             return file.size
-        held, buffer = 0, memoryview(bytearray(READ_BYTES))
         try:
-            with self._partial(file).open("rb", buffering=0) as partial:
-                for piece in file.pieces:
-                    end, found = min(held + PIECE_BYTES, file.size), hashlib.sha256()
-                    for at in range(held, end, READ_BYTES):
-                        found.update(buffer[: partial.readinto(buffer[: end - at])])
-                    if found.hexdigest() != piece:
-                        break
-                    held = end
+            held = _sound_bytes(self._partial(file), file)
         except FileNotFoundError:
             return 0
         if held == file.size:
@@ -358,20 +374,51 @@ class LayerStore:
         return held
 
     def _whole(self, file: ManifestFile) -> bool:
+        """Whether it is there, and as long as it should be."""
         try:
-            return (self._folder / file.name).stat().st_size == file.size
-        except FileNotFoundError:
+            found = (self._folder / file.name).stat()
+        except OSError:
             return False
+        return stat.S_ISREG(found.st_mode) and found.st_size == file.size
+
+    def _matches(self, file: ManifestFile) -> bool:
+        try:
+            return _sound_bytes(self._folder / file.name, file) == file.size
+        except OSError:
+            return False
+
+    def _discard(self, file: ManifestFile) -> None:
+        self._parts.pop(file.name, None)
+        try:
+            (self._folder / file.name).unlink(missing_ok=True)
+        except OSError as error:
+            raise ZrtError("insufficient_memory", f"{file.name} cannot be replaced: {error.strerror}") from None
 
     def _partial(self, file: ManifestFile) -> Path:
         return self._folder / f"{file.name}.part"
 
-    def _known(self) -> Manifest | None:
-        try:
-            data = (self._folder / MANIFEST).read_bytes()
-        except FileNotFoundError:
-            return None
-        return _manifest(data) if digest(data) == self.model_hash else None
+
+def _known(folder: Path) -> Manifest | None:
+    """What a folder of the cache holds the files of, if that can be told: zrt of another version may have written it."""
+    try:
+        data = (folder / MANIFEST).read_bytes()
+        return _manifest(data) if digest(data) == folder.name else None
+    except (OSError, ZrtError):
+        return None
+
+
+def _sound_bytes(path: Path, file: ManifestFile) -> int:
+    """How many bytes, in whole pieces from the start on, are the manifest's."""
+    held, buffer = 0, memoryview(bytearray(READ_BYTES))
+    with path.open("rb", buffering=0) as opened:
+        for piece in file.pieces:
+            end, found = min(held + PIECE_BYTES, file.size), hashlib.sha256()
+            for at in range(held, end, READ_BYTES):
+                found.update(buffer[: opened.readinto(buffer[: end - at])])
+            if found.hexdigest() != piece:
+                break
+            held = end
+    return held
 
 
 def _manifest(data: bytes | memoryview) -> Manifest:
@@ -390,9 +437,12 @@ def _manifest(data: bytes | memoryview) -> Manifest:
 
 
 def _write_whole(path: Path, data: bytes | memoryview) -> None:
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".new", delete=False) as file:  # others may write the same
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise

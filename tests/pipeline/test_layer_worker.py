@@ -496,3 +496,66 @@ def test_half_a_file_is_never_a_whole_one(model: Path, tmp_path: Path, monkeypat
     last = LayerStore(tmp_path, offer.model_hash)
     assert last.take(file.name, 0, file.size, b"") == file.size
     assert last.files()[0].read_bytes() == read(file, 0)
+
+
+async def test_a_cached_file_with_other_bytes_is_never_loaded_and_is_sent_again(model: Path, tmp_path: Path) -> None:
+    offer = offer_of(model)
+    async with worker_at(tmp_path) as peer:
+        assert await assign(peer, model, offer, single=False)
+        await push(peer, offer)
+        assert await peer.ask("ModelDataDone") == {"type": "WorkerReady"}
+    damaged, torn = (tmp_path / offer.model_hash / file.name for file in offer.files[1:3])
+    damaged.write_bytes(damaged.read_bytes()[:-4] + b"\xff\xff\x7f\x7f")
+    torn.write_bytes(os.urandom(torn.stat().st_size))
+    async with worker_at(tmp_path) as peer:
+        assert not await assign(peer, model, offer, single=False)
+        answer = await peer.ask("ModelDataDone")
+        assert answer["type"] == "WorkerError"
+        assert str(answer["message"]).startswith("worker_failed: "), answer  # its master gives the layers out again
+        assert await assign(peer, model, offer, single=False)
+        assert await push(peer, offer) == sum(file.size for file in offer.files[1:3])
+        assert await peer.ask("ModelDataDone") == {"type": "WorkerReady"}
+    assert damaged.read_bytes() == read(offer.files[1], 0)
+
+
+def test_what_else_lies_in_the_cache_keeps_nothing_from_being_taken(model: Path, tmp_path: Path) -> None:
+    offer = offer_of(model, (2,))
+    (file,) = offer.files
+    (tmp_path / ("a" * 64)).write_text("no folder")
+    newer = b'{"config": "", "files": "in another version\'s way"}'
+    other = tmp_path / hashlib.sha256(newer).hexdigest()
+    other.mkdir()
+    (other / "manifest.json").write_bytes(newer)
+    (tmp_path / offer.model_hash).mkdir()
+    (tmp_path / offer.model_hash / file.name).symlink_to(file.name)
+    store = LayerStore(tmp_path, offer.model_hash)
+    store.take("manifest.json", 0, len(offer.manifest), offer.manifest)
+    assert not store.complete
+    assert store.take(file.name, 0, file.size, read(file, 0)) == file.size
+    assert [path.read_bytes() for path in store.files()] == [read(file, 0)]
+
+
+@pytest.mark.parametrize("layers", [(1, 2), (1, 2, 3)])
+def test_two_workers_with_one_cache_are_sent_the_same_at_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(layer_files, "PIECE_BYTES", 10_000)
+    one, other = offer_of(model, (1, 2)), offer_of(model, layers)
+    offers = [(offer, LayerStore(tmp_path, offer.model_hash)) for offer in (one, other)]
+    unfinished = {(number, file) for number, (offer, _) in enumerate(offers) for file in offer.files}
+    for offer, store in offers:
+        store.take("manifest.json", 0, len(offer.manifest), offer.manifest)
+    while unfinished:
+        for number, file in sorted(unfinished, key=lambda each: (each[1].name, each[0])):
+            store = offers[number][1]
+            try:
+                held = store.take(file.name, 0, file.size, b"")
+                if held < file.size:
+                    held = store.take(file.name, held, file.size, read(file, held, 10_000))
+            except ZrtError as error:
+                assert error.kind == "worker_failed", error
+                continue
+            if held == file.size:
+                unfinished.discard((number, file))
+    for offer, store in offers:
+        assert [path.read_bytes() for path in store.files()] == [read(file, 0) for file in offer.files]

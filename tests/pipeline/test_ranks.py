@@ -174,6 +174,18 @@ async def test_a_replica_of_split_blocks_takes_over_from_one_that_is_drained(mak
         await no_pages_are_used(cluster)
 
 
+async def test_a_drained_stage_that_loses_a_rank_stays_drained(folder: Path) -> None:
+    async with ranked(folder, (2, 1)) as cluster:
+        wanted = await cluster.greedy(PROMPT, 24)
+        server, group = cluster.servers[0], group_of(cluster)
+        await cluster.client.drain(server.name)
+        ranks_of(server)[0].kill()
+        await until(lambda: server._group not in (None, group) and server.state != "loading")
+        assert server.state == "drained"
+        await cluster.client.undrain(server.name)
+        assert await cluster.greedy(PROMPT, 24) == wanted
+
+
 async def test_ranks_keep_their_weights_when_the_coordinator_is_replaced(folder: Path) -> None:
     async with ranked(folder, (2, 1)) as cluster:
         wanted = await cluster.greedy(PROMPT, 24)
