@@ -39,7 +39,6 @@ from zrt.runtime.messages.control import (
     Control,
     Done,
     Fault,
-    Load,
     LoadProgress,
     Register,
     SetState,
@@ -48,6 +47,7 @@ from zrt.runtime.messages.control import (
 )
 from zrt.runtime.messages.inference import WARMING_UP
 from zrt.runtime.messages.lending import LendLoad
+from zrt.runtime.messages.load import Load
 from zrt.runtime.models import resolve
 from zrt.runtime.process import leave
 from zrt.runtime.turns import Waiting

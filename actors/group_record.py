@@ -7,7 +7,7 @@ from typing import Final
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.machine import resident_memory
-from zrt.runtime.messages.control import GroupLoad, GroupStep, RankLoad, RankState
+from zrt.runtime.messages.load import GroupLoad, GroupStep, RankLoad, RankState
 
 KEPT: Final = 32
 """Steps that are told of."""

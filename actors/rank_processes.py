@@ -12,7 +12,8 @@ from zrt.runtime.actor import Actor
 from zrt.runtime.compute.rank import device_memory
 from zrt.runtime.compute.threads import thread_environment
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Address, RankLoad
+from zrt.runtime.messages.control import Address
+from zrt.runtime.messages.load import RankLoad
 from zrt.runtime.messages.ranks import (
     Bye,
     Error,

@@ -11,7 +11,7 @@ from zrt.actors.backend import Backend
 from zrt.runtime.compute.engine import Engine, Outcome, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
-from zrt.runtime.messages.control import KvStats, Load
+from zrt.runtime.messages.load import KvStats, Load
 from zrt.runtime.pace import LEAST, LEAST_ON_GPU, Crowd, Pace
 from zrt.runtime.turns import TurnQueue, Waiting
 

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass, field
 
 from zrt.runtime.messages.cluster import ActorInfo
-from zrt.runtime.messages.control import ActorKind, ActorState, Address, Fault, Load
+from zrt.runtime.messages.control import ActorKind, ActorState, Address, Fault
+from zrt.runtime.messages.load import Load
 from zrt.runtime.seats import Seat
 
 

@@ -20,11 +20,11 @@ from zrt.runtime.messages.control import (
     Beat,
     Control,
     Done,
-    Load,
     Register,
     Registered,
     Shutdown,
 )
+from zrt.runtime.messages.load import Load
 from zrt.runtime.outbox import Frames
 from zrt.runtime.periodic import Periodic
 from zrt.runtime.wire import MAX_CLIENT_FRAME, MAX_FRAME, Body

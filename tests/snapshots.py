@@ -2,8 +2,8 @@
 
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo, DrainInfo, Happened, HopInfo, SessionInfo
-from zrt.runtime.messages.control import GroupLoad, GroupStep, KvStats, RankLoad
 from zrt.runtime.messages.lending import WorkerLoad
+from zrt.runtime.messages.load import GroupLoad, GroupStep, KvStats, RankLoad
 
 
 def actor(name: str, stage: int, **more: object) -> ActorInfo:

@@ -6,8 +6,8 @@ from typing import Final
 
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo
-from zrt.runtime.messages.control import RankLoad
 from zrt.runtime.messages.lending import WorkerLoad
+from zrt.runtime.messages.load import RankLoad
 from zrt.tui.rows import Column, Style, Table, amount, bar
 
 STALE_MS: Final = 2500

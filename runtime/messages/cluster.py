@@ -4,8 +4,9 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from zrt.runtime.messages.control import ActorState, GroupLoad, KvStats
+from zrt.runtime.messages.control import ActorState
 from zrt.runtime.messages.lending import LendLoad
+from zrt.runtime.messages.load import GroupLoad, KvStats
 
 GAPS: Final = 24
 """Times between tokens that a session's information holds."""

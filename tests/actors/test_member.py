@@ -17,7 +17,8 @@ from zrt.runtime.actor import Actor, Answer, Envelope
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.member import Member
-from zrt.runtime.messages.control import Beat, Control, Done, Load, LoadProgress, Register, Registered, Shutdown
+from zrt.runtime.messages.control import Beat, Control, Done, LoadProgress, Register, Registered, Shutdown
+from zrt.runtime.messages.load import Load
 
 
 class Coordinator(Actor):

@@ -23,7 +23,8 @@ from zrt.runtime.compute.split import Part, part_bytes
 from zrt.runtime.config import parse
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
-from zrt.runtime.messages.control import Assignment, GroupLoad, LoadProgress
+from zrt.runtime.messages.control import Assignment, LoadProgress
+from zrt.runtime.messages.load import GroupLoad
 from zrt.runtime.messages.ranks import SessionTruncated, TruncateSession
 
 PROMPT = [1, 17, 93, 4, 150, 62, 62, 8, 31, 120, 5]

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Address, Assignment, Beat, Fault, Load, LoadProgress, Register, StateChanged
+from zrt.runtime.messages.control import Address, Assignment, Beat, Fault, LoadProgress, Register, StateChanged
+from zrt.runtime.messages.load import Load
 from zrt.runtime.roster import MOST, Roster
 from zrt.runtime.seats import Seat, seats
 

@@ -20,8 +20,8 @@ from textual.pilot import Pilot
 
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo, HopInfo
-from zrt.runtime.messages.control import KvStats
 from zrt.runtime.messages.lending import LendLoad
+from zrt.runtime.messages.load import KvStats
 from zrt.tui.app import Top
 from zrt.tui.keys import VIEWS
 from zrt.tui.lines import Lines

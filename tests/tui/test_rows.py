@@ -5,8 +5,8 @@ from rich.cells import cell_len
 from snapshots import actor, cluster, group, happened, session, step, worker
 
 from zrt.runtime.messages.cluster import ActorInfo, HopInfo
-from zrt.runtime.messages.control import RankLoad
 from zrt.runtime.messages.lending import LendLoad
+from zrt.runtime.messages.load import RankLoad
 from zrt.tui import rows, tables, tree
 from zrt.tui.detail import facts
 from zrt.tui.plot import plot
