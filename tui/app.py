@@ -155,6 +155,8 @@ class Top(App[None]):
     # ---- views --------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "filter" and (isinstance(self.focused, Input) or len(self.screen_stack) > 1):
+            return False  # a slash like any other letter
         return self._view in ONLY.get(action, VIEWS)
 
     def action_view(self, name: str) -> None:

@@ -43,7 +43,8 @@ KEYS: Final = (
     Binding("d", "drain", "drain"),
     Binding("u", "undrain", "undrain"),
     Binding("r", "restart", "restart"),
-    Binding("slash", "filter", "filter"),
+    # Before the focused widget hears of it, so that what is typed next is the filter's.
+    Binding("slash", "filter", "filter", priority=True),
     Binding("s", "sort", "sort"),
     Binding("t", "chat", "chat"),
     Binding("space", "pause", "hold", show=False),
