@@ -91,11 +91,6 @@ class Rank:
                     "unsupported", f"{op} is not supported: a batch is step_batch, and prefixes are found by page keys"
                 )
 
-    def abort(self) -> None:
-        """Free the lane from an operation that others do not join, from another thread."""
-        if self._group is not None:
-            self._group.abort()
-
     def _joined(self) -> Communicator:
         if self._group is None:
             raise ZrtError("nccl_not_initialised", "init comes first: this rank has joined no group")
