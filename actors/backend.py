@@ -1,10 +1,18 @@
 """Who runs a block server's turns: its own lane alone, or its lane together with TP ranks (rank_group.py)."""
 
+import logging
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
-from zrt.runtime.compute.engine import Engine, TurnResult, Work
+from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.turn import Passing, TurnResult, Work
+from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
+from zrt.runtime.process import leave
+
+log = logging.getLogger(__name__)
+
+LOST_DEVICE_STATUS: Final = 76
 
 
 class Backend(Protocol):
@@ -36,5 +44,13 @@ class LocalBackend:
     async def close(self, key: Hashable, names: Sequence[int] | None) -> None:
         await self._lane.run(self.engine.close, key, names)
 
-    async def turn(self, works: Sequence[Work], threads: int) -> TurnResult:
-        return await self._lane.run(self.engine.turn, works, threads)
+    async def turn(self, works: Sequence[Work], threads: int, passing: Passing | None = None) -> TurnResult:
+        try:
+            return await self._lane.run(self.engine.turn, works, threads, passing)
+        except ZrtError:
+            raise
+        except Exception:
+            if not await self._lane.run(self.engine.device_lives):
+                log.critical("the device %s does nothing any more: only a new process helps", self.engine.shard.device)
+                leave(LOST_DEVICE_STATUS)  # others may wait for what it was to hand over
+            raise

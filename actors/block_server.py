@@ -1,7 +1,7 @@
 """A block server: holds a contiguous range of a model's blocks and runs the steps of many sessions through it.
 
 Receives from the coordinator: Assign, Workers, SetState, Open, Credit, Close, Shutdown, and InferenceRequest (token ids: prompts, replays).
-Receives from the stage before it: InferenceRequest (hidden states; token ids where the last stage closes the ring).
+Receives from the stage before it: InferenceRequest (hidden states; token ids where the last stage closes the ring). From the one after it: HandOver.
 Receives from any peer, bare: InferenceRequest, answered by InferenceResponse.
 Sends to the coordinator: Register, Beat, StateChanged, LoadProgress, Opened, Sampled, Filled, StepFailed; to the next stage: InferenceRequest;
 to its TP ranks: the requests of messages/ranks.py; to its layer workers: those of messages/layers.py.
@@ -17,19 +17,21 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from zrt.actors.backend import Backend, LocalBackend
 from zrt.actors.bare_sessions import BareSessions, BareStep
 from zrt.actors.group_record import GroupRecord
+from zrt.actors.handovers import Handovers
 from zrt.actors.lending import Lending
 from zrt.actors.rank_group import RankGroup
 from zrt.actors.routed_sessions import RoutedSessions
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
-from zrt.runtime.compute.engine import Engine, Work
+from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.threads import configure_threads
+from zrt.runtime.compute.turn import Passing, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.member import Member
 from zrt.runtime.messages.control import (
@@ -89,10 +91,13 @@ class BlockServer(Member):
         self._group: RankGroup | None = None
         self._loads_to: ActorState = "ready"
         self._record: GroupRecord | None = None
-        self.turns = TurnLoop(f"{name}-{device}", threads, work=self._work, deliver=self._deliver)
+        self.turns = TurnLoop(
+            f"{name}-{device}", threads, work=self._work, passing=self._passing, deliver=self._deliver
+        )
+        self._handovers = Handovers(self, self.turns.lane)
         self._lending = Lending(self, self.turns.lane, device, self._on_group_lost, self._report_progress)
         self.bare = BareSessions(self, self.turns, self._ready, drains=lambda: self.state in ("draining", "drained"))
-        self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room)
+        self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room, self._handovers)
         self.obey(Assign, self._on_assign)
         self.obey(SetState, self._on_set_state)
         self.obey(Workers, self._on_workers)
@@ -109,6 +114,7 @@ class BlockServer(Member):
 
     async def stop(self) -> None:
         self.state = "stopped"
+        self._handovers.stop()
         await self._leave_group()
         self._lending.forget()
         await super().stop()
@@ -162,6 +168,7 @@ class BlockServer(Member):
         blocks = f"{assignment.first}-{assignment.last}"
         log.info("%s: loads blocks %s of %s", self.name, blocks, assignment.model)
         self.turns.take_backend(None, assignment.chunk)
+        self._handovers.serve(None, None)
         if self.state != "loading":  # a rank or a worker that is lost undrains nothing
             self._loads_to = "drained" if self.state == "drained" else "ready"
         self._set_state("loading")
@@ -200,6 +207,7 @@ class BlockServer(Member):
             return
         if self.assignment is assignment:
             self.turns.take_backend(backend, assignment.chunk)
+            self._handovers.serve(backend.engine, assignment)
             self._report_progress()
             log.info("%s: is ready", self.name)
             self._set_state(self._loads_to)
@@ -273,7 +281,7 @@ class BlockServer(Member):
         given, fault = self.assignment, self._fault
         if given is None:
             return Done()
-        revives = fault is not None and fault.kind == "worker_failed" and self._lending.lacks_nobody(given)
+        revives = fault is not None and self._lending.may_mend(given, fault)
         idle = self.state == "ready" and not len(self.routed) + len(self.bare)
         if revives or (given.helped and idle and self._lending.may_help):
             self._begin(given)
@@ -292,6 +300,7 @@ class BlockServer(Member):
             return  # it was being built: whoever builds it knows
         if self._record is not None:
             self._record.rebuilds += 1
+        self.routed.lost(error, self.turns.running)
         self._begin(assignment)
         self.routed.forget_all()
 
@@ -331,6 +340,9 @@ class BlockServer(Member):
         if isinstance(step.origin, BareStep):
             return self.bare.work(engine, step)
         return self.routed.work(step)
+
+    def _passing(self, steps: Sequence[Waiting]) -> Passing | None:
+        return self.routed.passing(steps)
 
     async def _deliver(self, turn: Turn) -> None:
         ran = list(zip(turn.steps, turn.result.outcomes, strict=True))

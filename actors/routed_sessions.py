@@ -3,22 +3,27 @@
 Results go straight to the next stage; the last stage samples, tells the coordinator, and closes the ring to the first.
 """
 
+import asyncio
 import time
-from array import array
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from zrt.actors.backend import Backend
+from zrt.actors.handovers import Handovers
+from zrt.actors.onward import Onward
 from zrt.actors.payloads import rows_of
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
 from zrt.runtime.complaints import Complaints
-from zrt.runtime.compute.engine import Engine, Outcome, Work
+from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.handover import HandedRows
 from zrt.runtime.compute.sampling import Picked, Sampler
+from zrt.runtime.compute.turn import Outcome, Passing, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.member import Member
 from zrt.runtime.messages.control import (
@@ -36,14 +41,11 @@ from zrt.runtime.messages.control import (
     SampledToken,
     StepFailed,
 )
-from zrt.runtime.messages.header import HopTime, Step
+from zrt.runtime.messages.header import HandedOver, HopTime, Step
 from zrt.runtime.messages.inference import InferenceRequest
 from zrt.runtime.page_keys import check_keys
 from zrt.runtime.stage import StageSession
-from zrt.runtime.tensors import to_bytes
 from zrt.runtime.turns import Waiting
-
-SEND_DEADLINE_S = 30.0  # how long a full outbox to the next stage may stay full
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,11 @@ class RoutedSessions:
         loop: TurnLoop,
         ready: Callable[[], Engine],
         make_room: Callable[[], Awaitable[bool]],
+        handovers: Handovers,
     ) -> None:
         self._actor = actor
+        self._handovers = handovers
+        self._onward = Onward(actor, handovers, loop.tally, self._steps_failed)
         self._loop = loop
         self._ready = ready
         self._make_room = make_room
@@ -79,6 +84,10 @@ class RoutedSessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def lost(self, error: ZrtError, running: list[Waiting]) -> None:
+        """What runs the turns broke, in one that had these steps: it may have been for one of them."""
+        self._steps_failed([step.origin.step for step in running if isinstance(step.origin, Routed)], error)
 
     def forget_all(self) -> None:
         for session in list(self._sessions):
@@ -147,7 +156,7 @@ class RoutedSessions:
         freed = session.grant(message.upto, message.slot)
         if freed is not None:
             token, step = freed
-            self._send_tokens(session.next, [(step, token)])
+            self._go_round(session.next, [(step, token)])
 
     def _on_step(self, envelope: Envelope) -> None:
         """Queue the steps of one message. The coordinator hears `kv_gap` of its own steps of a session that is not open; steps of an older
@@ -156,29 +165,43 @@ class RoutedSessions:
         request = envelope.body
         assert isinstance(request, InferenceRequest)
         from_coordinator = self._actor.is_coordinator(envelope)
+        header = envelope.header
         taken: list[tuple[StageSession, Step, int]] = []
-        row = 0
-        for step in envelope.header.steps:
+        for index, step in enumerate(header.steps):
             session = self._sessions.get(step.session)
             if session is None and from_coordinator:
                 self._steps_failed([step], ZrtError("kv_gap", "this session is not open here"))
             elif session is None or session.epoch != step.epoch:
                 self._loop.tally.dropped_stale += 1
-            elif envelope.header.incarnation == session.before.incarnation or (from_coordinator and session.stage == 0):
-                taken.append((session, step, row))
+            elif session.over:
+                pass  # it was begun before its end was known
+            elif header.incarnation == session.before.incarnation or (from_coordinator and session.stage == 0):
+                taken.append((session, step, index))
             else:
                 self._loop.tally.dropped_stale += 1
-            row += step.n
         if not taken:
+            self._handovers.dismiss(header)
             return
         try:
-            rows = rows_of(self._ready(), request, envelope.header.dtype)
+            rows = self._rows(envelope, request, taken[0][0].before)
         except ZrtError as error:
+            self._handovers.dismiss(header)
             self._steps_failed([step for _, step, _ in taken], error)
             return
+        if header.near:
+            self._handovers.heard(header, taken[0][0].before)
         now = time.monotonic()
-        for session, step, row in taken:
-            self._loop.add(_waiting(session, step, rows[row : row + step.n], now))
+        for session, step, index in taken:
+            self._loop.add(_waiting(session, step, rows[index], now))
+
+    def _rows(self, envelope: Envelope, request: InferenceRequest, before: Address) -> Sequence[Tensor | HandedRows]:
+        """The rows of each step of a message of the stage before."""
+        header, engine = envelope.header, self._ready()
+        if header.handed is not None:
+            return self._handovers.rows(engine, header, request, before)
+        rows = rows_of(engine, request, header.dtype)
+        starts = accumulate((step.n for step in header.steps), initial=0)
+        return [rows[start : start + step.n] for start, step in zip(starts, header.steps, strict=False)]
 
     # ---- turns --------------------------------------------------------------------------------------------------
 
@@ -187,14 +210,44 @@ class RoutedSessions:
         samples = origin.session.samples(step.seq_pos, step.n, origin.step.until)
         return Work(step.key, step.seq_pos, step.n, step.rows, origin.session.sampler if samples else None)
 
+    def passing(self, steps: Sequence[Waiting]) -> Passing | None:
+        """Where the results of a turn of these steps are handed over, if they all go to one process and that takes them so."""
+        if not all(isinstance(step.origin, Routed) for step in steps):
+            return None
+        sessions = [step.origin.session for step in steps]
+        address = sessions[0].next
+        outlet = None if any(session.next != address for session in sessions) else self._handovers.outlet(address)
+        if outlet is None or not any(_goes_on(step) for step in steps):
+            return None
+        loop = asyncio.get_running_loop()
+
+        def begun(handed: HandedOver, ran: list[int]) -> None:
+            loop.call_soon_threadsafe(self._begun, address, [steps[index] for index in ran], handed)
+
+        return Passing(outlet, begun)
+
+    def _begun(self, address: Address, steps: list[Waiting], handed: HandedOver) -> None:
+        """The ring goes on with tokens that the device is still picking: the first stage begins their steps meanwhile."""
+        going: list[tuple[Step, int]] = []
+        for row, step in enumerate(steps):
+            origin: Routed = step.origin
+            session = origin.session
+            if self._sessions.get(session.session) is session and _goes_on(step):
+                following = session.begin_next()
+                if following is not None:
+                    going.append((following, row))
+        self._onward.begun_tokens(address, going, handed)
+
     async def deliver(self, turn: Turn, ran: list[tuple[Waiting, Outcome]]) -> None:
         """Send a turn's results on: what is bound for one peer travels as one message."""
         began = time.monotonic()
         hidden: dict[Address, list[tuple[Step, Tensor]]] = defaultdict(list)
+        passed: list[tuple[Step, int]] = []
+        passed_to: Address | None = None
         ring: dict[Address, list[tuple[Step, int]]] = defaultdict(list)
         sampled: list[SampledToken] = []
         failed: list[tuple[StageSession, Waiting, Outcome]] = []
-        output = turn.result.output
+        output, handed = turn.result.output, turn.result.handed
         for step, outcome in ran:
             origin: Routed = step.origin
             session = origin.session
@@ -202,9 +255,13 @@ class RoutedSessions:
                 self._loop.tally.dropped_stale += 1
                 continue
             if outcome.failure is not None:
+                session.failed()
+                if session.over:
+                    self._loop.forget(session.session)
                 failed.append((session, step, outcome))
                 continue
-            hop = HopTime(int((turn.started - step.arrived) * 1e6), turn.spent_us, self._encode_us)
+            queue_us = int((turn.started - step.arrived) * 1e6)
+            hop = HopTime(queue_us, turn.spent_us, self._encode_us, turn.result.lent_us)
             onward = session.onward(origin.step, step.seq_pos, step.n, hop)
             if isinstance(outcome.picked, Picked):
                 token, logprobs = outcome.picked.token, outcome.picked.logprobs
@@ -213,53 +270,42 @@ class RoutedSessions:
                 following = session.sampled(token)
                 if following is not None:
                     ring[session.next].append((following, token))
+                elif session.over:
+                    self._loop.forget(session.session)
             elif session.ends(origin.step.until):
                 self._report(Filled(session.session, session.epoch, session.stage, step.seq_pos + step.n))
-            elif output is not None:
+            elif output is not None or handed is not None:
                 if session.gather and step.n == 1:
                     self._loop.expect(session.session, step.slot)
-                hidden[session.next].append((onward, output[outcome.first : outcome.first + step.n]))
+                if output is not None:
+                    hidden[session.next].append((onward, output[outcome.first : outcome.first + step.n]))
+                else:
+                    passed.append((onward, outcome.first))
+                    passed_to = session.next
         for address, tokens in ring.items():
-            self._send_tokens(address, tokens)
+            self._go_round(address, tokens)
         if sampled:
             self._report(Sampled(sampled))
+        engine = turn.engine
         for address, delivery in hidden.items():
-            await self._send_hidden(turn.engine, address, delivery)
+            await self._onward.hidden(address, delivery, engine.dtype)
+        if handed is not None and passed_to is None:
+            self._handovers.take_back(handed)
+        elif handed is not None and passed_to is not None:
+            await self._onward.handed_hidden(passed_to, passed, handed, engine.spec.hidden_size, engine.dtype)
         self._encode_us = int((time.monotonic() - began) * 1e6)
         for session, step, outcome in failed:
             if self._sessions.get(session.session) is session:
                 await self._step_failed(session, step, outcome)
 
-    def _send_tokens(self, address: Address, tokens: list[tuple[Step, int]]) -> None:
+    def _go_round(self, address: Address, tokens: list[tuple[Step, int]]) -> None:
         """Close the ring: the tokens become the first stage's next steps. A ring of one stage needs no socket."""
-        if address == self._actor.address:
-            now = time.monotonic()
-            for step, token in tokens:
-                self._loop.add(_waiting(self._sessions[step.session], step, torch.tensor([token]), now))
+        if address != self._actor.address:
+            self._onward.tokens(address, tokens)
             return
-        steps = [step for step, _ in tokens]
-        ids = array("I", [token for _, token in tokens])
-        data = memoryview(ids).cast("B")
-        request = InferenceRequest(steps[0].session, steps[0].seq_pos, "token_ids", [len(steps)], data)
-        self._send(address, request, steps, "uint32")
-
-    async def _send_hidden(self, engine: Engine, address: Address, delivery: list[tuple[Step, Tensor]]) -> None:
-        steps = [step for step, _ in delivery]
-        rows = delivery[0][1] if len(delivery) == 1 else torch.cat([rows for _, rows in delivery])
-        data = to_bytes(rows, engine.dtype)
-        request = InferenceRequest(steps[0].session, steps[0].seq_pos, "hidden_states", [1, *rows.shape], data)
-        try:
-            await self._actor.room(address, timeout=SEND_DEADLINE_S)
-        except ZrtError as error:
-            self._steps_failed(steps, error)
-            return
-        self._send(address, request, steps, engine.dtype)
-
-    def _send(self, address: Address, request: InferenceRequest, steps: list[Step], dtype: str) -> None:
-        try:
-            self._actor.tell(address, request, steps=steps, dtype=dtype)
-        except ZrtError as error:
-            self._steps_failed(steps, error)
+        now = time.monotonic()
+        for step, token in tokens:
+            self._loop.add(_waiting(self._sessions[step.session], step, torch.tensor([token]), now))
 
     # ---- what the coordinator hears -----------------------------------------------------------------------------
 
@@ -273,7 +319,7 @@ class RoutedSessions:
         fault = Fault(error.kind, error.message, error.where or self._actor.name)
         self._report(StepFailed(session.session, session.epoch, session.stage, outcome.have, fault))
 
-    def _steps_failed(self, steps: list[Step], error: ZrtError) -> None:
+    def _steps_failed(self, steps: Sequence[Step], error: ZrtError) -> None:
         fault = Fault(error.kind, error.message, error.where or self._actor.name)
         for step in steps:
             session = self._sessions.get(step.session)
@@ -288,8 +334,15 @@ class RoutedSessions:
             self._complaints.add(what, f"the coordinator does not take a {what}: {error}")
 
 
-def _waiting(session: StageSession, step: Step, rows: Tensor, now: float) -> Waiting:
+def _waiting(session: StageSession, step: Step, rows: Tensor | HandedRows, now: float) -> Waiting:
     return Waiting(step.session, step.seq_pos, step.n, rows, now, step.slot, Routed(session, step))
+
+
+def _goes_on(step: Waiting) -> bool:
+    """Whether something follows this step elsewhere: the token picked after it, or its way through the other stages."""
+    origin: Routed = step.origin
+    session, until = origin.session, origin.step.until
+    return session.samples(step.seq_pos, step.n, until) if session.is_last else not session.ends(until)
 
 
 def _check_size(message: Open, engine: Engine) -> None:

@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from zrt.actors.backend import Backend
-from zrt.runtime.compute.engine import Engine, Outcome, TurnResult, Work
+from zrt.actors.backend import Backend, LocalBackend
+from zrt.runtime.compute.device_memory import out_of_memory
+from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.turn import Outcome, Passing, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.messages.load import KvStats, Load
@@ -33,7 +35,8 @@ class Turn:
 
 
 class TurnLoop:
-    """The queue of steps and the lane. `work` says how a waiting step is to be run, `deliver` gets each turn's results.
+    """The queue of steps and the lane. `work` says how a waiting step is to be run, `passing` where a turn's results go while it runs (None:
+    nowhere), `deliver` gets each turn's results.
 
     `threads` are those of a turn while one slot is at work, and so one stage at a time, and while several are, which keep all stages busy.
     The engine is the lane's: whatever touches it runs there, between turns.
@@ -45,12 +48,16 @@ class TurnLoop:
         threads: tuple[int, int],
         *,
         work: Callable[[Engine, Waiting], Work],
+        passing: Callable[[Sequence[Waiting]], Passing | None],
         deliver: Callable[[Turn], Awaitable[None]],
     ) -> None:
         self.tally = Load()
         self.backend: Backend | None = None
         self.lane = Lane(name)
+        self.running: list[Waiting] = []
+        """The steps of the turn that runs now."""
         self._work = work
+        self._passing = passing
         self._deliver = deliver
         self._queue = TurnQueue()
         self._parked: dict[Hashable, list[Waiting]] = {}
@@ -88,10 +95,14 @@ class TurnLoop:
 
     def drop(self, key: Hashable) -> list[Waiting]:
         """Forget the session's steps and return them; they are counted as stale."""
-        dropped = self._queue.drop(key) + self._parked.pop(key, [])
+        dropped = self.forget(key)
         self.tally.dropped_stale += len(dropped)
-        self._wake.set()  # others of its slot may have waited for it
         return dropped
+
+    def forget(self, key: Hashable) -> list[Waiting]:
+        """As `drop`, of steps that were begun before anybody could know that they are not wanted: uncounted."""
+        self._wake.set()  # others of its slot may have waited for it
+        return self._queue.drop(key) + self._parked.pop(key, [])
 
     async def release(self, key: Hashable, names: Sequence[int] | None = None) -> None:
         """Free the session's KV (pages with names stay as cache); parked steps are tried again with what came back."""
@@ -143,16 +154,22 @@ class TurnLoop:
     async def _turn(self, backend: Backend, steps: list[Waiting]) -> None:
         engine = backend.engine
         works = [self._work(engine, step) for step in steps]
+        self.running = steps
         started = time.monotonic()
         try:
             crowded = self._crowd.observe(started, steps[0].slot) > 1
-            result = await backend.turn(works, self._threads[crowded])
+            threads = self._threads[crowded]
+            if isinstance(backend, LocalBackend) and engine.hands_over:
+                result = await backend.turn(works, threads, self._passing(steps))
+            else:
+                result = await backend.turn(works, threads)
         except ZrtError as error:
             log.warning("a turn of %d steps failed: %s", len(steps), str(error))
             result = _failed(steps, error)
         except Exception as error:  # whatever a forward raises, the other sessions go on
             log.exception("a turn of %d steps failed", len(steps))
-            result = _failed(steps, ZrtError("internal", f"a turn failed: {error!r}"))
+            result = _failed(steps, out_of_memory(error) or ZrtError("internal", f"a turn failed: {error!r}"))
+        self.running = []
         ended = time.monotonic()
         prompts = sum(step.n for step in steps if step.n > 1)
         decodes = sum(1 for step in steps if step.n == 1)

@@ -1,6 +1,7 @@
 """Decode and prefill of a model of Qwen3-8B's shape on one GPU, client to client through `zrt up`, beside what the card's memory allows.
 
-    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N] [--tp N] [--chunk N] [--no-parts]
+    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N] [--cards N] [--tp N] [--chunk N]
+                        [--temperature T] [--no-parts]
 
 Weights are random, bfloat16. The floor of a token is the bytes a step must read (weights once, each session's keys and values) over the rate
 at which this card reads a large matrix for one row, measured in the same run before the cluster starts. Where the rest goes is measured by
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,12 +59,15 @@ def prompt(length: int, number: int) -> list[int]:
     return [1000 + (number * 7919 + token * 31) % 100000 for token in range(length)]
 
 
-async def one(client: Client, length: int, tokens: int, number: int) -> list[float]:
+async def one(client: Client, length: int, tokens: int, number: int, temperature: float) -> list[float]:
     """When the request went, and when each of its tokens came."""
     times = [time.perf_counter()]
-    async for piece in client.generate(
-        token_ids=prompt(length, number), max_tokens=tokens, temperature=0.0, ignore_eos=True
-    ):
+    options = (
+        {"temperature": temperature, "seed": number, "top_k": 20, "top_p": 0.95}
+        if temperature
+        else {"temperature": 0.0}
+    )
+    async for piece in client.generate(token_ids=prompt(length, number), max_tokens=tokens, ignore_eos=True, **options):
         times += [time.perf_counter()] * len(piece.token_ids)
     return times
 
@@ -70,16 +75,20 @@ async def one(client: Client, length: int, tokens: int, number: int) -> list[flo
 async def measure(endpoint: str, asked: argparse.Namespace, card: dict[str, Any]) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     async with Client(endpoint) as client:
-        await one(client, 512, 32, 1)
+
+        def run(length: int, tokens: int, number: int) -> Awaitable[list[float]]:
+            return one(client, length, tokens, number, asked.temperature)
+
+        await run(512, 32, 1)
         for number in range(asked.prefills):
             for length in (512, 2048):
                 await asyncio.sleep(QUIET_S)
-                times = await one(client, length, 2, 100 + 10 * number + length)
+                times = await run(length, 2, 100 + 10 * number + length)
                 figures.setdefault(f"ttft_ms_{length}", []).append(1e3 * (times[1] - times[0]))
         for count in asked.sessions:
             tokens = max(asked.tokens, 4 * count)
-            await asyncio.gather(*[one(client, 512, 1, 1000 * count + number) for number in range(count)])
-            every = await asyncio.gather(*[one(client, 512, tokens, 1000 * count + number) for number in range(count)])
+            await asyncio.gather(*[run(512, 1, 1000 * count + number) for number in range(count)])
+            every = await asyncio.gather(*[run(512, tokens, 1000 * count + number) for number in range(count)])
             begin = max(times[1] for times in every)  # all of them decode
             end = min(times[-1] for times in every)
             if end <= begin:
@@ -110,11 +119,13 @@ def main() -> None:
     words.add_argument("--tokens", type=int, default=128)
     words.add_argument("--blocks", type=int, default=36)
     words.add_argument("--stages", type=int, default=1)
+    words.add_argument("--cards", type=int, default=1, help="the stages lie on so many cards, one after the other")
     words.add_argument("--tp", type=int, default=1, help="ranks of each stage, each on a card of its own")
     words.add_argument("--prefills", type=int, default=5)
     words.add_argument(
         "--chunk", type=int, default=0, help="tokens of a prompt run at once (default: the product's own)"
     )
+    words.add_argument("--temperature", type=float, default=0.0, help="0: greedy; else with top_k 20 and top_p 0.95")
     words.add_argument("--no-parts", dest="parts", action="store_false", help="do not say where a step goes")
     asked = words.parse_args()
     card = json.loads(subprocess.run([sys.executable, "-c", CARD], check=True, capture_output=True, text=True).stdout)
@@ -133,7 +144,9 @@ def main() -> None:
             f'weights = "random"\n[kv]\nbytes = "{12 // asked.stages}GiB"\n'
             f"[limits]\nsessions = {max(asked.sessions)}\n"
             + (f"chunk = {asked.chunk}\n" if asked.chunk else "")
-            + f'[[stage]]\ndevice = "cuda:0"\ntp = {asked.tp}\n' * asked.stages
+            + "".join(
+                f'[[stage]]\ndevice = "cuda:{stage % asked.cards}"\ntp = {asked.tp}\n' for stage in range(asked.stages)
+            )
         )
         reader, writer = os.pipe()
         started = time.perf_counter()
@@ -162,8 +175,10 @@ def main() -> None:
                 "bench": "gpu",
                 **card,
                 "stages": asked.stages,
+                "cards": asked.cards,
                 "tp": asked.tp,
                 "chunk": asked.chunk,
+                "temperature": asked.temperature,
                 "ready_s": round(ready_s, 1),
                 **figures,
             },

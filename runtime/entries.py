@@ -40,6 +40,17 @@ class Entry:
     beaten: bool = False
 
     @property
+    def place(self) -> tuple[str, str] | None:
+        """Where it computes beside others of the same place: the cores or the GPUs of a machine; None: nowhere that others do.
+
+        GPUs of one machine hand rows over and run ahead of their hosts (compute/handover.py): there two slots would only halve the batches.
+        Ranks do not, and so have a place for themselves, unless they share a GPU.
+        """
+        if self.device.startswith("cuda"):
+            return self.host, "cuda" if self.seat is None or self.seat.tp == 1 else self.device
+        return (self.host, "cores") if self.shares_cores else None
+
+    @property
     def routable(self) -> bool:
         return self.kind == "block_server" and self.state == "ready" and self.seat is not None
 
@@ -87,6 +98,7 @@ class Entry:
             rss_bytes=self.rss_bytes,
             restarts=restarts,
             stale=load.dropped_stale + load.stale,
+            handed=load.handed,
             silent_ms=int((now - self.last_beat) * 1000),
             kv=load.kv if seat else None,
             group=load.group if seat else None,

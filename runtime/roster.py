@@ -60,13 +60,13 @@ class Roster:
     @property
     def num_slots(self) -> int:
         """Micro-batches that keep everything busy: one for each stage that computes on a device or cores of its own, and one for all stages
-        that share the cores of a machine. There two would run at the same time, half as fast, and each would read all weights.
+        on the GPUs of a machine, or that share its cores. There two would run at the same time, half as fast, and each would read all weights.
         """
         places = set()
         for stage in range(self.num_stages):
             holders = self._seating.holders(stage)
-            shared = holders and all(entry.shares_cores for entry in holders)
-            places.add(holders[0].host if shared else stage)
+            shared = holders and all(entry.place for entry in holders)
+            places.add(holders[0].place if shared else stage)
         return max(1, len(places))
 
     # ---- what is heard ------------------------------------------------------------------------------------------

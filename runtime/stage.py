@@ -28,6 +28,8 @@ class StageSession:
     gather: bool = False
     sampler: "Sampler | None" = None
     held: int | None = field(default=None)  # a token that waits for credit
+    begun: bool = False  # the step after the token that is being picked is on its way already
+    over: bool = False  # it was in vain, and is to be dropped
 
     @classmethod
     def opened(cls, message: Open) -> "StageSession":
@@ -74,10 +76,27 @@ class StageSession:
         """The stage after this one; after the last comes the first."""
         return self.route[(self.stage + 1) % len(self.route)]
 
+    def begin_next(self) -> Step | None:
+        """The ring's next step before the token is known that is being picked, if there will be one whatever token that is; it is in vain only
+        if generation ends."""
+        length = self.length + 1
+        if self.over or self.begun or length >= min(self.max_length, self.credit):
+            return None
+        self.begun = True
+        return Step(self.session, self.epoch, length - 1, 1, self.slot)
+
+    def failed(self) -> None:
+        """No token was picked."""
+        self.begun, self.over = False, self.begun
+
     def sampled(self, token: int) -> Step | None:
-        """Take the token picked here; the ring's next step, unless generation ends or credit ran out."""
+        """Take the token picked here; the ring's next step, unless it has begun, generation ends or credit ran out."""
         self.length += 1
+        begun, self.begun = self.begun, False
         if token in self.eos or self.length >= self.max_length:
+            self.over = begun
+            return None
+        if begun:
             return None
         self.held = token
         return self._release()

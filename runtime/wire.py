@@ -194,11 +194,26 @@ def _check_steps(header: Header, request: InferenceRequest) -> None:
         dtype = dtype or "uint32"
     if not dtype or (dtype == "uint32") != (request.payload_type == "token_ids"):
         raise WireError("bad_request", f"header.dtype: {request.payload_type} cannot be {dtype or 'unnamed'}")
-    _check_tensor(request, dtype, sum(step.n for step in header.steps))
+    rows = sum(step.n for step in header.steps)
+    if header.handed is None:
+        _check_tensor(request, dtype, rows)
+        return
+    _check_shape(request, rows)
+    if len(request.data) or len(header.handed.rows) != len(header.steps):
+        raise WireError("bad_request", "header.handed: expected no data beside it, and a row for each step")
 
 
 def _check_tensor(request: InferenceRequest, dtype: str, rows: int) -> None:
-    """`shape` is [rows] for token ids, [1, rows, hidden] for hidden states, and `data` is as long as it says."""
+    """The shape is that of so many rows, and `data` is as long as it says."""
+    what, shape = _check_shape(request, rows), request.shape
+    size = math.prod(shape) * ELEMENT_BYTES[dtype]
+    if len(request.data) != size:
+        text = f"decode {what}: data: expected {size} bytes for {dtype} of shape {shape}, got {len(request.data)}"
+        raise WireError("bad_request", text)
+
+
+def _check_shape(request: InferenceRequest, rows: int) -> str:
+    """`shape` is [rows] for token ids, [1, rows, hidden] for hidden states; what they are called."""
     shape = request.shape
     if request.payload_type == "token_ids":
         what, fits, wanted = "token IDs", shape == [rows], f"[{rows}]"
@@ -207,10 +222,7 @@ def _check_tensor(request: InferenceRequest, dtype: str, rows: int) -> None:
         what, wanted = "hidden states", f"[1, {rows}, hidden]"
     if not fits:
         raise WireError("bad_request", f"decode {what}: shape: expected {wanted}, got {shape}")
-    size = math.prod(shape) * ELEMENT_BYTES[dtype]
-    if len(request.data) != size:
-        text = f"decode {what}: data: expected {size} bytes for {dtype} of shape {shape}, got {len(request.data)}"
-        raise WireError("bad_request", text)
+    return what
 
 
 # ---- bare inference messages ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Sessions that run at once, half of them greedy and half at temperature 0.8, each with its own prompt and seed; and what came of them."""
+"""Sessions that run at once, half of them greedy and half at some temperature, each with its own prompt and seed; and what came of them."""
 
 import asyncio
 import random
@@ -17,18 +17,19 @@ WAIT_S = 60.0
 class Load:
     """`tokens` are those each session has so far, `phases` all it was told it was in."""
 
-    def __init__(self, client: Client, count: int, length: int) -> None:
+    def __init__(self, client: Client, count: int, length: int, heat: float) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self.phases: set[str] = set()
         self._client = client
         self._length = length
+        self._heat = heat
         self._some = asyncio.Condition()
         self._tasks = [asyncio.create_task(self._run(index)) for index in range(count)]
 
     async def _run(self, index: int) -> None:
         prompt = random.Random(index).choices(range(3, 150), k=9 + index)
         stream = self._client.generate(
-            token_ids=prompt, max_tokens=self._length, temperature=0.8 * (index % 2), seed=index, ignore_eos=True
+            token_ids=prompt, max_tokens=self._length, temperature=self._heat * (index % 2), seed=index, ignore_eos=True
         )
         while not stream.over:
             event = await stream.next_event()
@@ -64,9 +65,9 @@ class Load:
 
 
 @asynccontextmanager
-async def load(client: Client, count: int, length: int) -> AsyncIterator[Load]:
+async def load(client: Client, count: int, length: int, heat: float = 0.8) -> AsyncIterator[Load]:
     """`count` sessions of `length` tokens each, and each has begun to decode."""
-    made = Load(client, count, length)
+    made = Load(client, count, length, heat)
     try:
         await made.have(3)
         yield made
@@ -74,10 +75,10 @@ async def load(client: Client, count: int, length: int) -> AsyncIterator[Load]:
         made.stop()
 
 
-async def undisturbed(folder: Path, count: int, length: int) -> list[list[int]]:
+async def undisturbed(folder: Path, count: int, length: int, heat: float = 0.8) -> list[list[int]]:
     """What such a load comes to where nothing happens."""
     async with (
         local_cluster(folder, ["0-1", "2-3"], model_context=512) as cluster,
-        load(cluster.client, count, length) as made,
+        load(cluster.client, count, length, heat) as made,
     ):
         return await made.over()

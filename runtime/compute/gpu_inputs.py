@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.handover import HandedRows, Rows, parts_of
 from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.rope import Rotary
 from zrt.runtime.compute.shard import Shard
@@ -26,6 +27,7 @@ class Inputs:
 
     def __init__(self, shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], rows: int, singles: int) -> None:
         spec, width = shard.spec, cache.table_width
+        self._vocab = spec.vocab_size
         self._cache = cache
         self._rotaries = rotaries
         layout: list[tuple[tuple[int, ...], torch.dtype]] = [
@@ -47,14 +49,21 @@ class Inputs:
         self.ids = self.hidden = x
         self.angles = list(zip(angles[::2], angles[1::2], strict=True))
         self._sent = torch.cuda.Event()
+        self._handed: list[tuple[int, HandedRows]] = []
+        self.void: Tensor | None = None
+        """int32 on the device, of the batch that was sent last: not all 0 if rows that were handed over are void. None: none were."""
 
-    def fill(self, steps: Sequence[Step], x: Tensor) -> None:
+    def fill(self, steps: Sequence[Step], x: Rows) -> None:
         """Write a batch; rows beyond its own stand for one token of a history in the spare page."""
         self._sent.synchronize()  # the copy before has read the buffer
         cache, page = self._cache, self._cache.page_tokens
         count = len(x)
-        if count:
-            self._x[:count] = x
+        self._handed = []
+        for start, part in parts_of(x):
+            if isinstance(part, HandedRows):
+                self._handed.append((start, part))
+            elif len(part):
+                self._x[start : start + len(part)] = part
         self._x[count:] = 0
         self._slots[count:] = cache.spare_page * page
         positions: list[int] = []
@@ -85,9 +94,17 @@ class Inputs:
                 cos[:count], sin[:count] = got[0].squeeze(1), got[1].squeeze(1)
 
     def send(self) -> None:
-        """Start the copy to the device."""
+        """Start the copy to the device; rows handed over follow when they are there. ZrtError stage_lost: they never will be."""
         self._device.copy_(self._host, non_blocking=True)
         self._sent.record()
+        handed, self._handed = self._handed, []
+        self.void = torch.empty(len(handed), 2, dtype=torch.int32, device=self._device.device) if handed else None
+        for index, (start, rows) in enumerate(handed):
+            to = self.hidden[start : start + len(rows)]
+            assert self.void is not None
+            rows.copy_to(to, self.void[index])
+            if to.dtype == torch.int64:
+                to.clamp_(0, self._vocab - 1)  # void ones are no ids
 
 
 def _size(layout: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> int:

@@ -11,6 +11,7 @@
 | coordinator | first stage | InferenceRequest (token ids: prompts and replays) | inference.py |
 | stage | next stage | InferenceRequest (hidden states) | inference.py |
 | last stage | first stage | InferenceRequest (token ids: the ring) | inference.py |
+| stage | the stage before it | HandOver | control.py |
 | any peer, bare | block server | InferenceRequest -> InferenceResponse | inference.py |
 | block server, as leader | its TP ranks | Ping Init NcclSanityCheck AssignStage LoadDenseShard OpenSession StepBatch … | ranks.py |
 | TP rank | its leader | Pong InitOk NcclSanityResult … Error: one response each | ranks.py |

@@ -289,6 +289,13 @@ class Close(Control):
     page_keys: list[U64] = []
 
 
+class HandOver(Control):
+    """From a block server to the one before it on a route: rows for it may lie in memory from now on, as that one offered (`Header.near`); or, if it
+    `takes` them so no more, are to come as bytes."""
+
+    takes: bool = True
+
+
 # ---- received by `zrt up` -------------------------------------------------------------------------------------------
 
 
@@ -323,6 +330,7 @@ ControlMessage = (
     | Workers
     | SetState
     | Open
+    | HandOver
     | Opened
     | Credit
     | Close

@@ -25,11 +25,13 @@ MOST_STEPS: Final = 65_536
 
 class HopTime(Struct, array_like=True, frozen=True):
     """What one stage spent on one step, in microseconds: waiting for its turn, and computing the turn. `encode` is what it took to hand on
-    the results of its turn before (this step's own is not known when it leaves)."""
+    the results of its turn before (this step's own is not known when it leaves). `lent` is what of `compute` layer workers took, there and
+    back."""
 
     queue: U64
     compute: U64
     encode: U64 = 0
+    lent: U64 = 0
 
 
 class Step(Struct, array_like=True):
@@ -48,6 +50,23 @@ class Step(Struct, array_like=True):
     times: Annotated[list[HopTime], Meta(max_length=MOST_STAGES)] = []
 
 
+class HandedOver(Struct, array_like=True, frozen=True):
+    """Rows that lie in memory of the sender, for a process of the same machine to read (see compute/handover.py).
+
+    The memory is the file `fd` of process `pid`, whose inode is `inode`: `places` places of `place_bytes` each. The rows are in place `place`
+    once the flag beside it says `turn`; `rows` says which is each step's first, in the order of the header's steps.
+    """
+
+    pid: U32
+    fd: U32
+    inode: U64
+    places: U32
+    place_bytes: U64
+    place: U32
+    turn: U32
+    rows: Annotated[list[U32], Meta(max_length=MOST_STEPS)] = []
+
+
 class Header(Struct, array_like=True):
     """One message's envelope.
 
@@ -55,6 +74,8 @@ class Header(Struct, array_like=True):
     `request` pairs a reply with its question (0: no reply expected); `reply` tells which of the two this is.
     `silence_ms` is how long the sender still waits without a sign of life (0: it does not wait). It is never an absolute time,
     since clocks differ. `body` names the schema of the body (see wire.SCHEMAS), `dtype` the elements of its tensor data.
+    `near` offers to hand rows over in memory, to whoever is of the same machine (whose name it is); `handed` says where rows lie that the
+    body leaves out.
     """
 
     version: int
@@ -68,3 +89,5 @@ class Header(Struct, array_like=True):
     body: Label = ""
     dtype: Label = ""
     steps: Annotated[list[Step], Meta(max_length=MOST_STEPS)] = []
+    near: Label = ""
+    handed: HandedOver | None = None

@@ -5,7 +5,8 @@ or, as a bare frame, from any peer. `InferenceResponse` is the reply to a bare r
 as the next stage's request.
 
 Between zrt actors one message carries a whole turn's results: the header's steps name the sessions in row order, `shape` is
-`[Σn]` for token ids and `[1, Σn, hidden]` for hidden states, and `session_id`, `seq_pos` are the first step's.
+`[Σn]` for token ids and `[1, Σn, hidden]` for hidden states, and `session_id`, `seq_pos` are the first step's. Where the header says that the
+rows are handed over in memory, `data` is empty.
 """
 
 from typing import Literal

@@ -86,7 +86,7 @@ class Load(Struct):
     """A block server's counters since its start; times in microseconds.
 
     What came too late and was dropped: `dropped_stale` steps, opens and credits of older epochs, `stale` messages meant for another
-    incarnation or sent by a coordinator it has not joined.
+    incarnation or sent by a coordinator it has not joined. `handed` counts the messages whose rows it left in memory for the next stage.
     """
 
     sessions: U64 = 0
@@ -103,3 +103,4 @@ class Load(Struct):
     turn_p95_us: U64 = 0
     """Of the turns since about a minute ago, the last few hundred at most."""
     lend: LendLoad | None = None
+    handed: U64 = 0

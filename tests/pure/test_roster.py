@@ -267,6 +267,24 @@ def test_stages_that_share_a_machines_cores_share_a_slot(
     assert roster.num_slots == slots
 
 
+@pytest.mark.parametrize(
+    ("hosts", "devices", "slots"),
+    [
+        ("aaa", ("cuda:0", "cuda:0", "cuda:0"), 1),
+        ("aaa", ("cuda:0", "cuda:1", "cuda:1"), 1),
+        ("abb", ("cuda:0", "cuda:0", "cuda:0"), 2),
+        ("aaa", ("cuda:0", "cpu", "cpu"), 2),
+    ],
+)
+def test_stages_on_the_gpus_of_a_machine_share_a_slot(hosts: str, devices: tuple[str, ...], slots: int) -> None:
+    roster = make_roster()
+    for name, host, device in zip(("stage0", "stage1.0", "stage1.1"), hosts, devices, strict=True):
+        message = Register("block_server", "tcp://127.0.0.1:1", 1, host, "blank", device)
+        roster.register(Address(name, 1, "tcp://127.0.0.1:1"), message, 0.0)
+    roster.place()
+    assert roster.num_slots == slots
+
+
 # ---- spares ---------------------------------------------------------------------------------------------------------
 
 

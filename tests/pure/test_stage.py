@@ -51,6 +51,41 @@ def test_the_ring_ends_at_an_end_token_and_at_the_limit(token: int, max_length: 
     assert last.grant(80, 0) is None
 
 
+def test_a_step_may_begin_before_its_token_is_known() -> None:
+    last = stage(2, length=4, credit=7)
+    assert last.begin_next() == Step(7, 2, 4, 1)
+    assert last.begin_next() is None  # once
+    assert last.sampled(11) is None  # it is on its way
+    assert last.begin_next() == Step(7, 2, 5, 1)
+    assert last.sampled(12) is None
+    assert last.begin_next() is None  # no credit
+    assert last.sampled(13) is None
+    assert last.grant(9, 0) == (13, Step(7, 2, 6, 1))
+    assert not last.over
+
+
+def test_a_step_begun_after_the_end_is_dropped() -> None:
+    last = stage(2, credit=50)
+    assert last.begin_next() is not None
+    assert last.sampled(99) is None
+    assert last.over
+    assert last.begin_next() is None
+
+
+def test_a_step_begun_after_a_token_that_could_not_be_picked_is_dropped() -> None:
+    last = stage(2, credit=50)
+    last.failed()
+    assert not last.over
+    assert last.begin_next() is not None
+    last.failed()
+    assert last.over
+
+
+def test_no_step_begins_beyond_the_limit() -> None:
+    assert stage(2, length=4, credit=50, max_length=5).begin_next() is None
+    assert stage(2, length=4, credit=50, max_length=6).begin_next() is not None
+
+
 def test_a_step_goes_on_with_its_times() -> None:
     step = Step(7, 2, 0, 10, 1, -1, [HopTime(1, 2)])
     assert stage(1).onward(step, 5, 3, HopTime(3, 4)) == Step(7, 2, 5, 3, 1, -1, [HopTime(1, 2), HopTime(3, 4)])

@@ -13,7 +13,7 @@ from zrt.runtime.codecs import Undecodable, kwaai
 from zrt.runtime.errors import KINDS
 from zrt.runtime.messages.client import ClientEvent, ClientRequest, Error
 from zrt.runtime.messages.control import ControlMessage, Failed, Fault
-from zrt.runtime.messages.header import PROTOCOL, Header, Step
+from zrt.runtime.messages.header import PROTOCOL, HandedOver, Header, Step
 from zrt.runtime.messages.inference import InferenceRequest, InferenceResponse
 from zrt.runtime.wire import (
     WireError,
@@ -100,6 +100,9 @@ def turns(draw):
     else:
         header.dtype = draw(st.sampled_from(["float32", "bfloat16", "float16"]))
         kind, dims, size = "hidden_states", [1, rows, draw(st.sampled_from([1, 8, 4096]))], WIDTH[header.dtype]
+    if header.handed is not None:  # the rows lie elsewhere, one a step
+        header.handed = msgspec.structs.replace(header.handed, rows=[0] * len(header.steps))
+        size = 0
     data = memoryview(bytes(math.prod(dims) * size))
     return header, InferenceRequest(first.session, first.seq_pos, kind, dims, data)
 
@@ -222,6 +225,27 @@ def test_a_turn_cut_short_anywhere_is_refused(width):
         for n in {*range(min(len(frame), 300)), len(frame) - 1}:
             assert not taken(decode, [*frames[:index], frame[:n], *frames[index + 1 :]])
             assert not taken(decode, [*frames[:index], frame[:n]])
+
+
+HANDED = HandedOver(7, 8, 9, 4, 8192, 0, 1, [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "handed", "taken_"),
+    [
+        ([1, 3, 64], b"", HANDED, True),
+        ([1, 4, 64], b"", HANDED, False),
+        ([3], b"", HANDED, False),
+        ([1, 3, 64], bytes(3 * 64 * 2), HANDED, False),
+        ([1, 3, 64], b"", None, False),
+        ([1, 3, 64], b"", msgspec.structs.replace(HANDED, rows=[0]), False),
+        ([1, 3, 64], b"", msgspec.structs.replace(HANDED, rows=[0, 1, 2]), False),
+    ],
+)
+def test_rows_handed_over_are_left_out_of_the_body(shape, data, handed, taken_):
+    header = Header(PROTOCOL, "front", 5, dtype="float16", steps=[Step(1, 1, 0, 1), Step(2, 1, 5, 2)], handed=handed)
+    request = InferenceRequest(1, 0, "hidden_states", shape, memoryview(data))
+    assert taken(decode, [bytes(frame) for frame in encode(header, request)]) is taken_
 
 
 @pytest.mark.parametrize("kind", REQUESTS)

@@ -1,0 +1,67 @@
+"""Words of host memory that a CUDA stream writes, and waits for, without the host: the driver's stream memory operations.
+
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEMOP.html
+A stream that waits for an event of another process waits for ever if that process dies; one that waits for a word goes on as soon as
+anybody writes it.
+"""
+
+import ctypes
+from ctypes import byref, c_uint, c_uint32, c_uint64, c_void_p
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from zrt.runtime.errors import ZrtError
+
+_PORTABLE_AND_MAPPED: Final = 1 | 2
+_WHEN_REACHED: Final = 0
+"""Wait until (word - value) as a signed number is not negative."""
+
+
+@cache
+def _driver() -> Any:
+    """The driver that torch has loaded."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    for name in ("cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2"):
+        getattr(driver, name).argtypes = [c_void_p, c_uint64, c_uint32, c_uint]
+    driver.cuMemHostGetDevicePointer_v2.argtypes = [c_void_p, c_void_p, c_uint]
+    return driver
+
+
+def register(address: int, size: int) -> int:
+    """Pin mapped memory for all devices of this process; where they see it. ZrtError unsupported. Undone by `unregister`."""
+    _check(int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE_AND_MAPPED)), "to pin shared memory")
+    seen = c_uint64()
+    _check(_driver().cuMemHostGetDevicePointer_v2(byref(seen), address, 0), "to map shared memory")
+    return seen.value
+
+
+def unregister(address: int) -> None:
+    """Once the current stream is done with all that it was given."""
+    finish()
+    torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def finish() -> None:
+    """Wait until the current stream has done all it was given."""
+    torch.cuda.current_stream().synchronize()
+
+
+def write(address: int, value: int) -> None:
+    """Once the current stream has come here, the word is `value`, and what was written before it can be read."""
+    _check(_driver().cuStreamWriteValue32_v2(_stream(), address, value, 0), "to write a flag")
+
+
+def wait(address: int, value: int) -> None:
+    """The current stream goes no further until the word is `value` or one that follows it."""
+    _check(_driver().cuStreamWaitValue32_v2(_stream(), address, value, _WHEN_REACHED), "to wait for a flag")
+
+
+def _stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise ZrtError("unsupported", f"this device or its driver does not let us {what[3:]}: CUDA error {status}")

@@ -1,0 +1,248 @@
+"""Rows that one process leaves for another of its machine in memory that both map, written and read by their devices.
+
+The writer's device copies rows to a place of the memory and then writes the flag beside it; the reader's waits for that flag before it
+copies them. So a stage can begin a step, and hand it on, before the stage before has computed it: no host stands between two devices.
+A place is free again once the reader's host says so. If there is none, or the rows are too many, they travel as bytes.
+
+Each flag is a word of 32 bits, the number of the place's turn. When a writer dies, its reader calls the memory broken and writes the flags that
+devices wait for itself: what they then read is void. What is computed from void rows is void, and devices say so to each other with the rows, before
+any host can know: so nobody keeps what came of them, however many stages further on.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zrt.runtime.compute.shared_places import PAGE, Device, SharedPlaces, made, mapped
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.header import HandedOver
+
+log = logging.getLogger(__name__)
+
+PLACES: Final = 4
+"""One that is read, one that is written, and as many again for steps that wait."""
+MOST_PLACES: Final = 8
+MOST_BYTES: Final = 1 << 31
+_TURNS: Final = 1 << 32
+
+
+class Outlet:
+    """The memory that this process writes for one other, with places of `place_bytes` bytes. `prepare` and what follows are the lane's."""
+
+    def __init__(self, place_bytes: int, device: Device, places: int = PLACES) -> None:
+        self._place_bytes = -(-place_bytes // PAGE) * PAGE
+        self._places = places
+        self._device = device
+        self._memory: SharedPlaces | None = None
+        self._fd = self._inode = -1
+        self._turns = [0] * places
+        self._last = 0
+
+    def prepare(self) -> None:
+        """Make the memory now, which takes tens of milliseconds, and try it. ZrtError unsupported: the device cannot do this."""
+        (self._memory or self._make()).probe()
+
+    def put(self, rows: Tensor, void: Tensor | None = None) -> HandedOver | None:
+        """Have the device copy rows to a free place; they are void if any of `void`, int32 on the device, is not 0 (see `Inlet.copy`). None:
+        there is no place, or not of that size, or no memory for it."""
+        size = rows.numel() * rows.element_size()
+        if size > self._place_bytes:
+            return None
+        try:
+            memory = self._memory or self._make()
+            memory.open()
+        except (ZrtError, OSError) as error:
+            log.warning("rows travel as bytes: %s", error)
+            self._place_bytes = 0
+            return None
+        for step in range(1, self._places + 1):
+            place = (self._last + step) % self._places
+            if int(memory.words[memory.taken(place)]) == self._turns[place]:
+                break
+        else:
+            return None
+        self._last = place
+        turn = (self._turns[place] + 1) % _TURNS
+        memory.rows(place, 0, tuple(rows.shape), rows.dtype).copy_(rows, non_blocking=True)
+        if void is None:
+            memory.write(memory.void(place), 0)
+        else:
+            memory.flag(memory.void(place)).copy_(void.amax().reshape(1), non_blocking=True)
+        memory.write(memory.written(place), turn)
+        self._turns[place] = turn
+        return HandedOver(os.getpid(), self._fd, self._inode, self._places, self._place_bytes, place, turn)
+
+    def take_back(self, handed: HandedOver) -> None:
+        """Nobody is told of it."""
+        if self._memory is not None and handed.inode == self._inode:
+            self._memory.words[self._memory.taken(handed.place)] = handed.turn
+
+    def close(self) -> None:
+        """Once the device is done with it; whoever has it open keeps it."""
+        if self._memory is not None:
+            self._memory.close()
+            os.close(self._fd)
+            self._memory = None
+
+    def _make(self) -> SharedPlaces:
+        self._fd, self._memory = made(self._places, self._place_bytes, self._device)
+        self._inode = os.fstat(self._fd).st_ino
+        return self._memory
+
+
+class Inlet:
+    """The memory of another process's outlet. `pid_fd` is readable once that process is gone."""
+
+    def __init__(self, handed: HandedOver, device: Device) -> None:
+        """ZrtError stage_lost: that process is gone; bad_request: it has no such memory."""
+        self.places, self.place_bytes = handed.places, handed.place_bytes
+        size = PAGE + self.places * self.place_bytes
+        if not 1 <= self.places <= MOST_PLACES or size > MOST_BYTES or self.place_bytes % PAGE:
+            raise ZrtError("bad_request", f"handed: {self.places} places of {self.place_bytes} bytes are not possible")
+        try:
+            self.pid_fd = os.pidfd_open(handed.pid)
+        except (OSError, OverflowError) as error:
+            raise ZrtError("stage_lost", f"the process {handed.pid} that hands rows over is gone") from error
+        try:
+            self._memory = mapped(handed, size, device)
+        except BaseException:
+            os.close(self.pid_fd)
+            raise
+        self._waited = [0] * self.places
+
+    @property
+    def broken(self) -> bool:
+        return self._memory.broken
+
+    def rows(self, handed: HandedOver, first: int, shape: tuple[int, ...], dtype: torch.dtype) -> "HandedRows":
+        """ZrtError bad_request: they do not lie there."""
+        size = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64)) * (first + shape[0])
+        if handed.place >= self.places or size > self.place_bytes:
+            raise ZrtError("bad_request", f"handed: no {shape[0]} rows from row {first} on in place {handed.place}")
+        return HandedRows(_Turn(self, handed.place, handed.turn), first, shape, dtype)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a device of ours waits for what is not written."""
+        words, memory = self._memory.words, self._memory
+        return any(
+            (int(words[memory.written(place)]) - turn) % _TURNS >= _TURNS // 2
+            for place, turn in enumerate(self._waited)
+        )
+
+    def release(self) -> None:
+        """The writer is gone: what is not written yet is void. From any thread."""
+        words, memory = self._memory.words, self._memory
+        memory.break_()
+        for place, turn in enumerate(self._waited):
+            if (int(words[memory.written(place)]) - turn) % _TURNS >= _TURNS // 2:
+                words[memory.written(place)] = turn
+
+    def close(self) -> None:
+        """Once the device is done with it, in the lane."""
+        self._memory.close()
+
+    def is_void(self, place: int) -> bool:
+        """Whether what this place has is void: to be asked once the device has read it."""
+        return self.broken or bool(self._memory.words[self._memory.void(place)])
+
+    def copy(self, place: int, turn: int, first: int, to: Tensor, void: Tensor) -> None:
+        """Have the device copy rows to `to` once they are written, and say in `void`, int32 [2] there, whether they are void: if not all is 0."""
+        self._waited[place] = turn
+        if self.broken:  # nobody else would write the flag
+            raise ZrtError("stage_lost", "the process that hands rows over is gone")
+        self._memory.wait(self._memory.written(place), turn)
+        to.copy_(self._memory.rows(place, first, tuple(to.shape), to.dtype), non_blocking=True)
+        void[:1].copy_(self._memory.broken_flag, non_blocking=True)
+        void[1:].copy_(self._memory.flag(self._memory.void(place)), non_blocking=True)
+
+    def took(self, place: int, turn: int) -> None:
+        self._memory.words[self._memory.taken(place)] = turn
+
+
+class _Turn:
+    """One use of a place: free again when nobody holds rows of it any more."""
+
+    __slots__ = ("_inlet", "_place", "_turn")
+
+    def __init__(self, inlet: Inlet, place: int, turn: int) -> None:
+        self._inlet, self._place, self._turn = inlet, place, turn
+
+    @property
+    def broken(self) -> bool:
+        return self._inlet.broken
+
+    @property
+    def void(self) -> bool:
+        return self._inlet.is_void(self._place)
+
+    def copy(self, first: int, to: Tensor, void: Tensor) -> None:
+        self._inlet.copy(self._place, self._turn, first, to, void)
+
+    def __del__(self) -> None:
+        self._inlet.took(self._place, self._turn)
+
+
+class HandedRows:
+    """Rows [n, ...] that lie in another process's memory, or will: a forward has its device copy them. Cut like a tensor.
+
+    Held until the device has read them: then the place is given back.
+    """
+
+    __slots__ = ("_first", "_turn", "dtype", "shape")
+
+    def __init__(self, turn: _Turn, first: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._turn = turn
+        self._first = first
+        self.shape = shape
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, part: slice) -> "HandedRows":
+        start, stop, _ = part.indices(len(self))
+        return HandedRows(self._turn, self._first + start, (max(0, stop - start), *self.shape[1:]), self.dtype)
+
+    @property
+    def broken(self) -> bool:
+        """Whether they will never be there."""
+        return self._turn.broken
+
+    @property
+    def void(self) -> bool:
+        """Whether what was read is void: to be asked once the device has read it."""
+        return self._turn.void
+
+    def copy_to(self, to: Tensor, void: Tensor) -> None:
+        """See `Inlet.copy`. ZrtError stage_lost: they will never be there."""
+        self._turn.copy(self._first, to, void)
+
+
+class Joined:
+    """The rows of a batch, part after part, some of them handed over."""
+
+    def __init__(self, parts: "list[Tensor | HandedRows]") -> None:
+        self.parts = parts
+        self.shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+        self.dtype = parts[0].dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+Rows: TypeAlias = Tensor | HandedRows | Joined
+"""The input of a forward."""
+
+
+def parts_of(rows: Rows) -> Iterator[tuple[int, "Tensor | HandedRows"]]:
+    """Each part, and its first row."""
+    start = 0
+    for part in rows.parts if isinstance(rows, Joined) else (rows,):
+        yield start, part
+        start += len(part)
