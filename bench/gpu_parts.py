@@ -16,9 +16,10 @@ import torch
 from shape import SHAPE
 from torch.profiler import ProfilerActivity, profile
 
-from zrt.runtime.compute.engine import Engine, Work
+from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.sampling import Sampler
 from zrt.runtime.compute.spec import spec_from_config
+from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weights import RandomCheckpoint
 from zrt.runtime.messages.sampling import Sampling
 
@@ -28,7 +29,7 @@ PROFILED = 10
 KINDS = {
     "products": ("one_row_product", "gemm", "gemv", "nvjet", "cutlass", "cublas", "splitK"),
     "attention": ("attend", "combine"),
-    "sampling": ("best_of",),
+    "sampling": ("best_of", "draw_"),
     "small kernels": ("",),
 }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from clusters import local_cluster
@@ -39,8 +40,8 @@ async def through_stages(
         assert engine is not None
         forward = engine._decoder.forward
 
-        def record(steps: object, x: Tensor, **options: bool) -> Tensor:
-            logits = forward(steps, x, **options)  # type: ignore[arg-type]
+        def record(*asked: Any) -> Tensor:
+            logits = forward(*asked)
             if len(logits):
                 seen.append(logits.clone())
             return logits

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from zrt.runtime.compute.attention import AttentionSpec, RaggedAttention
-from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.batch import Step, session_name
 from zrt.runtime.compute.gate import gate_
+from zrt.runtime.compute.handover import HandedRows, Rows
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.norm import rms_norm
 from zrt.runtime.compute.parallel import NormsOverRanks
+from zrt.runtime.compute.picking import LOGITS, Picking
 from zrt.runtime.compute.rope import rotary, rotate_
 from zrt.runtime.compute.session_cache import SessionCache
 from zrt.runtime.compute.shard import Block, Shard
@@ -30,7 +32,9 @@ class Decoder:
         self.shard = shard
         self.cache = cache
         self.best: Tensor | None = None
-        """Of the last forward's logits, where that is known: float64 [2, rows], the greatest of each row and its token."""
+        """Of the last forward's logits, where a device has picked: float64 [2, rows], the greatest of each row, and the token picked."""
+        self.void: Tensor | None = None
+        """Of the last forward's input, where rows were handed over: int32 on the device, not all 0 if some are void."""
         spec = shard.spec
         blocks = spec.blocks[shard.first : shard.last + 1]
         ropes = list(dict.fromkeys(block.rope for block in blocks if block.rope is not None))
@@ -50,31 +54,31 @@ class Decoder:
     def end(self) -> None:
         """Let go of what holds a group's operations, before the group ends."""
 
-    def admit(self, step: Step, x: Tensor) -> None:
+    def admit(self, step: Step, x: Tensor | HandedRows) -> None:
         """Check one step and its input, and take the pages it needs, going back first where it starts before the end.
 
         Idempotent; on error nothing has changed. Errors: `unknown_session`; `kv_gap` when it starts beyond the tokens held, or takes the
         session beyond `ModelSpec.rope_switch` without having been told so;
-        `context_exceeded`; `kv_full`; `bad_request` for input of the wrong shape, dtype or vocabulary.
+        `context_exceeded`; `kv_full`; `bad_request` for input of the wrong shape, dtype or vocabulary; `stage_lost` for rows that never come.
         """
         self._check_input((step,), x)
         self._take_pages(step)
 
     @torch.inference_mode()
-    def forward(self, steps: Sequence[Step], x: Tensor, *, only_best: bool = False) -> Tensor:
+    def forward(self, steps: Sequence[Step], x: Rows, picking: Picking = LOGITS) -> Tensor:
         """Run one turn. Rows of `x` and of the result lie in the order of `steps`, `n` rows each.
 
         `x`: token ids int64 [rows] on the first stage, else hidden states [rows, hidden] in the shard's dtype; it is not written to.
         Returns hidden states [rows, hidden], or on the last stage logits float32 [steps that want logits, vocab]. The result is the
-        caller's: no later forward touches it, save on a GPU, where it is good until the next. With `only_best` the caller takes nothing of it but
-        what `best` says, if that is said. On error every session is as it was, save that one that had to go back has gone back.
+        caller's: no later forward touches it, save on a GPU, where it is good until the next, and where `best` says what was picked from it.
+        On error every session is as it was, save that one that had to go back has gone back.
         Errors: those of `admit`, and `bad_request` for two steps of one session.
         """
         self._check_input(steps, x)
         try:
             for step in steps:
                 self._take_pages(step)
-            result = self._run(steps, x, only_best)
+            result = self._run(steps, x, picking)
         except BaseException:
             for step in steps:
                 if step.key in self.cache:
@@ -84,7 +88,8 @@ class Decoder:
             self.cache.commit(step.key, step.seq_pos + step.n)
         return result
 
-    def _run(self, steps: Sequence[Step], x: Tensor, only_best: bool) -> Tensor:
+    def _run(self, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
+        assert isinstance(x, Tensor)
         shard = self.shard
         views = self._workspace.views(len(x))
         if shard.embedding is None:
@@ -182,30 +187,37 @@ class Decoder:
     def _take_pages(self, step: Step) -> None:
         have = self.cache.have(step.key)
         if step.seq_pos > have:
-            raise ZrtError("kv_gap", f"session {step.key!r} holds {have} tokens; a step at {step.seq_pos} leaves a gap")
+            raise ZrtError(
+                "kv_gap", f"session {session_name(step.key)} holds {have} tokens; a step at {step.seq_pos} leaves a gap"
+            )
         switch = self._rope_switch
         if switch is not None and max(step.seq_pos, step.rope_length) <= switch < step.seq_pos + step.n:
             raise ZrtError(
                 "kv_gap",
-                f"session {step.key!r} outgrows {switch} tokens, where this model's rope changes: it holds 0 tokens of a longer one",
+                f"session {session_name(step.key)} outgrows {switch} tokens, where this model's rope changes: it holds 0 tokens of a longer one",
             )
         self.cache.reserve(step.key, step.seq_pos + step.n)
         if step.seq_pos < have:
             self.cache.rewind(step.key, step.seq_pos)
             self.cache.reserve(step.key, step.seq_pos + step.n)
 
-    def _check_input(self, steps: Sequence[Step], x: Tensor) -> None:
+    def _check_input(self, steps: Sequence[Step], x: Rows) -> None:
         spec, rows = self.shard.spec, sum(step.n for step in steps)
         if not steps or len({step.key for step in steps}) != len(steps):
             raise ZrtError("bad_request", "a batch holds at least one step, and one step a session")
         for step in steps:
             if step.n < 1 or step.seq_pos < 0:
                 raise ZrtError(
-                    "bad_request", f"session {step.key!r}: a step of {step.n} tokens at position {step.seq_pos}"
+                    "bad_request",
+                    f"session {session_name(step.key)}: a step of {step.n} tokens at position {step.seq_pos}",
                 )
         shape = (rows,) if self.shard.is_first else (rows, spec.hidden_size)
         dtype = torch.int64 if self.shard.is_first else self.shard.dtype
         if tuple(x.shape) != shape or x.dtype != dtype:
             raise ZrtError("bad_request", f"input is {x.dtype} {list(x.shape)}; these steps need {dtype} {list(shape)}")
+        if isinstance(x, HandedRows) and x.broken:
+            raise ZrtError("stage_lost", "the stage before is gone, and the rows it was to hand over with it")
+        if not isinstance(x, Tensor):
+            return  # a device says what they are
         if self.shard.is_first and not 0 <= min(ids := x.tolist()) <= max(ids) < spec.vocab_size:
             raise ZrtError("bad_request", f"a token id is outside the vocabulary of {spec.vocab_size}")

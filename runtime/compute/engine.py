@@ -6,6 +6,7 @@ The lane owns the engine, so the decoder and the KV cache are never touched by t
 import gc
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,17 +14,20 @@ from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
+from zrt.runtime.compute.handover import HandedRows, Joined
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.layout import PAGE_TOKENS
 from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.pages import PoolStats
 from zrt.runtime.compute.parallel import Collectives
-from zrt.runtime.compute.sampling import Picked, Sampler, pick
+from zrt.runtime.compute.picking import Picking
+from zrt.runtime.compute.sampling import GREEDY, Picked, pick
 from zrt.runtime.compute.session_cache import PageCount, SessionCache
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.split import Part, part_bytes
 from zrt.runtime.compute.threads import configure_threads
+from zrt.runtime.compute.turn import Outcome, Passing, TurnResult, Work
 from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import GPU_MEMORY, Assignment
@@ -32,54 +36,11 @@ from zrt.runtime.tensors import DTYPES, dtype_name
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One step of a turn: `rows` are token ids int64 [n] on the first stage, hidden states [n, hidden] elsewhere.
+class _Unheard:
+    """A turn that the device may not have come to yet: `over` once it has."""
 
-    With a `sampler`, the last stage picks the token that follows the step's last one; with `logits`, it returns that position's logits.
-    `best`: somebody else picks the token that follows, and takes the greatest logit's.
-    A session that nobody opened is made where its first step, of `opens` tokens in all, begins.
-    """
-
-    key: Hashable
-    seq_pos: int
-    n: int
-    rows: Tensor
-    sampler: Sampler | None = None
-    logits: bool = False
-    opens: int = 0
-    best: bool = False
-
-    @property
-    def takes_best(self) -> bool:
-        """Whether the greatest logit's token is all that is asked for."""
-        return self.best or (self.sampler is not None and self.sampler.takes_best)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one step. `have` is what the stage holds afterwards. With a `fault` nothing of it happened.
-
-    `first` is the step's first row in the turn's output, -1 if it has none. `picked` is the token that was asked for, or why there is none
-    although the step ran.
-    """
-
-    have: int
-    fault: ZrtError | None = None
-    first: int = -1
-    picked: Picked | ZrtError | None = None
-
-    @property
-    def failure(self) -> ZrtError | None:
-        """Why the session does not get on."""
-        return self.picked if isinstance(self.picked, ZrtError) else self.fault
-
-
-@dataclass(frozen=True, slots=True)
-class TurnResult:
-    """`output`: hidden states [Σn, hidden] of the steps that ran, or float32 logits [k, vocab] of those that asked for them."""
-
-    outcomes: list[Outcome]
-    output: Tensor | None
+    over: torch.cuda.Event
+    works: list[Work]
 
 
 class Engine:
@@ -90,6 +51,7 @@ class Engine:
         self.cache = cache
         self._decoder = decoder
         self._rope_lengths: dict[Hashable, int] = {}  # of open sessions
+        self._unheard: _Unheard | None = None
 
     @classmethod
     def load(
@@ -152,6 +114,10 @@ class Engine:
         on_gpu = torch.device(device).type == "cuda"
         if on_gpu:
             _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, gpu_memory, group)
+            from zrt.runtime.compute import gpu_sampling  # needs Triton, which comes with torch for CUDA
+
+            has_head = blocks[1] == spec.num_blocks - 1 if ends is None else ends[1]
+            compiling = gpu_sampling.compiling(spec.vocab_size, torch.device(device)) if has_head else None
         shard = Shard.load(
             spec,
             source,
@@ -164,7 +130,7 @@ class Engine:
             cancelled=cancelled,
         )
         if on_gpu:
-            from zrt.runtime.compute.gpu_decoder import GpuDecoder  # needs Triton, which comes with torch for CUDA
+            from zrt.runtime.compute.gpu_decoder import GpuDecoder
 
             pages = PagedKVCache(
                 shard.spec,
@@ -176,6 +142,8 @@ class Engine:
                 sessions=sessions,
             )
             decoder = GpuDecoder(shard, pages, sessions)
+            if compiling is not None:
+                compiling.join()
             decoder.capture(home() / "gpu", captured)
             return cls(shard, pages, decoder)
         cache = KVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
@@ -213,6 +181,20 @@ class Engine:
         return dtype_name(self.shard.dtype)
 
     @property
+    def hands_over(self) -> bool:
+        """Whether turns take rows that others hand over, and hand theirs over."""
+        return self.shard.device.type == "cuda" and self.shard.group is None
+
+    def device_lives(self) -> bool:
+        """Whether the device still does what it is told: after some errors it does nothing more for this process."""
+        try:
+            if self.shard.device.type == "cuda":
+                torch.cuda.synchronize(self.shard.device)
+        except RuntimeError:
+            return False
+        return True
+
+    @property
     def max_pages(self) -> int:
         """Full pages of the longest history."""
         return self.cache.context // self.cache.stats().page_tokens
@@ -222,6 +204,7 @@ class Engine:
 
         Its first `prompt` tokens are what it began with; 0: all of them.
         """
+        self._settle()
         rope_length = self.spec.rope_length(prompt or length, length)
         if key in self.cache:
             self.cache.rewind(key, length if rope_length == self._rope_lengths.get(key) else 0)
@@ -235,30 +218,39 @@ class Engine:
 
     def truncate(self, key: Hashable, length: int) -> int:
         """Hold at most so many tokens of a session; how many those are. `unknown_session` if it is not open."""
+        self._settle()
         self.cache.rewind(key, length)
         return self.cache.have(key)
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
         """End a session; what has a name stays as cache."""
+        self._settle()
         rope_length = self._rope_lengths.pop(key, 0)
         self.cache.close(key, None if names is None else _salted(names, rope_length))
 
     def end(self) -> None:
         """Before the group ends that it computes with. Only to be dropped afterwards."""
+        self._settle()
         self._decoder.end()
 
     def close_all(self) -> None:
         """End every session; full pages of known names stay as cache."""
+        self._settle()
         self.cache.close_all()
         self._rope_lengths.clear()
 
     def stats(self) -> PoolStats:
         return self.cache.stats()
 
-    def turn(self, works: Sequence[Work], threads: int | None = None) -> TurnResult:
-        """Run the steps as one forward, on so many threads from now on; a step that cannot run fails alone."""
+    def turn(self, works: Sequence[Work], threads: int | None = None, passing: Passing | None = None) -> TurnResult:
+        """Run the steps as one forward, on so many threads from now on; a step that cannot run fails alone.
+
+        What is passed on, or begins with rows handed over, need not be computed when this returns; `stage_lost` is the fault of a step whose
+        rows never came.
+        """
         if threads is not None and threads != torch.get_num_threads():
             configure_threads(threads)
+        self._settle()
         steps: list[Step] = []
         faults: dict[int, ZrtError] = {}
         for index, work in enumerate(works):
@@ -283,16 +275,29 @@ class Engine:
         ran = [work for index, work in enumerate(works) if index not in faults]
         output = None
         if ran:
-            x = ran[0].rows if len(ran) == 1 else torch.cat([work.rows for work in ran])
-            # of all works, as all ranks of a group must say the same here
-            output = self._decoder.forward(steps, x, only_best=all(work.takes_best for work in works))
+            begun = None
+            if passing is not None and self.shard.is_last:
+                begun = partial(self._begun, passing, [index for index in range(len(works)) if index not in faults])
+            output = self._decoder.forward(
+                steps, _joined([work.rows for work in ran]), self._picking(works, ran, begun)
+            )
         if output is not None and not self.shard.leads:
             if output.is_cuda and self._decoder.best is None:
                 torch.cuda.current_stream(output.device).synchronize()
             output = None  # the leader has it
         picked = iter(self._pick(ran, output))
+        handed = None
+        if passing is not None and output is not None and not self.shard.is_last:
+            handed = passing.outlet.put(output, self._decoder.void)
+        if handed is not None:
+            output = None
         if output is not None and output.is_cuda and (not self.shard.is_last or any(work.logits for work in ran)):
             output = output.cpu()  # here, since whoever sends it must not wait for the device
+        if handed is not None or any(isinstance(work.rows, HandedRows) for work in ran):
+            over = torch.cuda.Event()
+            over.record()
+            self._unheard = _Unheard(over, ran)
+        lost = set() if handed is not None else {id(work) for work in self._settle()}
         outcomes = []
         row = 0
         for index, work in enumerate(works):
@@ -301,9 +306,46 @@ class Engine:
                 continue
             rows = (1 if work.sampler or work.logits else 0) if self.shard.is_last else work.n
             token = next(picked) if work.sampler and self.shard.is_last else None
-            outcomes.append(Outcome(work.seq_pos + work.n, None, row if rows else -1, token))
+            if id(work) in lost:
+                outcomes.append(Outcome(self.have(work.key), _never_came()))
+            else:
+                outcomes.append(Outcome(work.seq_pos + work.n, None, row if rows else -1, token))
             row += rows
-        return TurnResult(outcomes, output)
+        return TurnResult(outcomes, output, handed)
+
+    def _begun(self, passing: Passing, ran: list[int], tokens: Tensor) -> None:
+        handed = passing.outlet.put(tokens, self._decoder.void)
+        if handed is not None:
+            passing.begun(handed, ran)
+
+    def _picking(self, works: Sequence[Work], ran: Sequence[Work], begun: Callable[[Tensor], None] | None) -> Picking:
+        """What is made of the logits: on a GPU as much as it can pick itself. All ranks of a group must say the same here."""
+        group = self.shard.group is not None
+        alone = all(work.takes_best if group else work.takes_pick for work in works)
+        knobs: list[tuple[float, ...]] = []
+        if self._draws and self.shard.leads:
+            rows = [work for work in ran if work.sampler or work.logits]
+            knobs = [GREEDY if work.sampler is None else work.sampler.knobs(work.seq_pos + work.n) for work in rows]
+        if all(knob == GREEDY for knob in knobs):
+            knobs = []
+        return Picking(alone, knobs, begun if alone else None)
+
+    @property
+    def _draws(self) -> bool:
+        """Whether the device picks the tokens of plain samplers."""
+        return self.shard.is_last and self.shard.device.type == "cuda"
+
+    def _settle(self) -> list[Work]:
+        """Wait until the device has done the last turn; its works whose rows never came, and whose sessions have gone back therefore."""
+        unheard, self._unheard = self._unheard, None
+        if unheard is None:
+            return []
+        unheard.over.synchronize()
+        lost = [work for work in unheard.works if isinstance(work.rows, HandedRows) and work.rows.void]
+        for work in lost:
+            if work.key in self.cache:
+                self.cache.rewind(work.key, work.seq_pos)
+        return lost
 
     def _pick(self, ran: Sequence[Work], output: Tensor | None) -> list[Picked | ZrtError]:
         if not self.shard.is_last or output is None:
@@ -316,8 +358,19 @@ class Engine:
         positions = [work.seq_pos + work.n for work in asking if work.sampler]
         logits = output[:, : self.spec.vocab_size]  # a head may be padded
         if len(rows) == len(asking):
-            return pick(logits, samplers, positions, self._decoder.best)
+            return pick(logits, samplers, positions, self._decoder.best, drawn=self._draws)
         return pick(logits[rows], samplers, positions)
+
+
+def _joined(parts: list[Tensor | HandedRows]) -> Tensor | HandedRows | Joined:
+    if len(parts) == 1:
+        return parts[0]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    return torch.cat(tensors) if len(tensors) == len(parts) else Joined(parts)
+
+
+def _never_came() -> ZrtError:
+    return ZrtError("stage_lost", "the stage before is gone, and the rows it was to hand over with it")
 
 
 def _check_gpu(

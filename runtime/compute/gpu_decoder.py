@@ -24,9 +24,12 @@ from zrt.runtime.compute.gpu_inputs import Inputs
 from zrt.runtime.compute.gpu_kernels import Heads
 from zrt.runtime.compute.gpu_plain import PlainBlocks, PlainHead
 from zrt.runtime.compute.gpu_prompt import Prompt
+from zrt.runtime.compute.gpu_sampling import Knobs, draw
 from zrt.runtime.compute.gpu_tuning import Tuning
+from zrt.runtime.compute.handover import Rows
 from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.paged_cache import PagedKVCache
+from zrt.runtime.compute.picking import Picking
 from zrt.runtime.compute.shard import Block, Shard
 from zrt.runtime.compute.workspace import Views, Workspace
 from zrt.runtime.errors import ZrtError
@@ -111,36 +114,44 @@ class GpuDecoder(Decoder):
         self.pages.close(self)
         torch.cuda.current_stream(shard.device).synchronize()
 
-    def _run(self, steps: Sequence[Step], x: Tensor, only_best: bool) -> Tensor:
-        self.best = None
+    def _run(self, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
+        self.best = self.void = None
         try:
             if all(step.n == 1 and (step.logits or not self.shard.is_last) for step in steps):
                 size = min((size for size in self._graphs if size >= len(steps)), default=None)
                 if size is not None:
-                    return self._replay(self._graphs[size], steps, x, only_best)
+                    return self._replay(self._graphs[size], steps, x, picking)
             self._before, self._ahead = None, None
-            return self._eager(steps, x)
+            return self._eager(steps, x, picking)
         except torch.cuda.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise ZrtError(
                 "insufficient_vram", f"{self.shard.device} has no memory left for a turn of {len(x)} tokens"
             ) from error
 
-    def _replay(self, graph: Graph, steps: Sequence[Step], x: Tensor, only_best: bool) -> Tensor:
-        """Decode. Where the same sessions go on as they did before, and only their best tokens are asked for, their next tokens are begun at
-        once: the device goes from token to token while the host still says what they were."""
+    def _replay(self, graph: Graph, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
+        """Decode. Where the same sessions go on as they did before, and nothing but their tokens is asked for, their next tokens are begun at
+        once: the device goes from token to token while the host still says what they were. Where another stage begins them, it is told at once.
+        """
         before, self._before = self._before, [(step.key, step.seq_pos + 1, step.rope_length) for step in steps]
         ahead, self._ahead = self._ahead, None
         goes_on = before == [(step.key, step.seq_pos, step.rope_length) for step in steps]
-        if not (goes_on and ahead is not None and ahead == (x.tolist(), self._places(steps, 0))):
+        is_begun = (
+            goes_on and ahead is not None and isinstance(x, Tensor) and ahead == (x.tolist(), self._places(steps, 0))
+        )
+        if not is_begun:
             graph.launch(steps, x)
+            self.void = graph.void
         if not self.shard.is_last:
             return graph.result[: len(steps)]
-        graph.ask_best()
-        next_begun = goes_on and only_best and self.shard.is_first and self._reserve_next(steps)
+        graph.pick(picking.draw)
+        if picking.alone and picking.begun is not None:
+            picking.begun(graph.tokens(len(steps)))  # first: whoever hears of them may trust that they went on
+        graph.ask()
+        next_begun = goes_on and picking.alone and self.shard.is_first and self._reserve_next(steps)
         if next_begun:
             graph.launch_next([Step(step.key, step.seq_pos + 1, 1, rope_length=step.rope_length) for step in steps])
-        self.best = graph.best(len(steps))
+        self.best = graph.said(len(steps))
         if next_begun:
             self._ahead = [int(token) for token in self.best[1].tolist()], self._places(steps, 1)
         return graph.result[: len(steps)]
@@ -161,10 +172,11 @@ class GpuDecoder(Decoder):
             return False
         return True
 
-    def _eager(self, steps: Sequence[Step], x: Tensor) -> Tensor:
+    def _eager(self, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
         inputs = self.inputs(len(x), sum(step.n == 1 for step in steps))
         inputs.fill(steps, x)
         inputs.send()
+        self.void = inputs.void
         views = self._workspace.views(len(x))
         prompts, start = [], 0
         for step in steps:
@@ -179,7 +191,12 @@ class GpuDecoder(Decoder):
             end += step.n
             if step.logits:
                 rows.append(end - 1)
-        return self.logits(views.hidden[torch.tensor(rows, dtype=torch.int64, device=self.shard.device)])
+        logits = self.logits(views.hidden[torch.tensor(rows, dtype=torch.int64, device=self.shard.device)])
+        if picking.draw:
+            knobs = Knobs(len(logits), logits.device)
+            knobs.send(picking.draw)
+            self.best = draw(logits, knobs.on_device)
+        return logits
 
     def inputs(self, rows: int, singles: int) -> Inputs:
         """Buffers for a batch of so many rows, of which so many are sessions' single tokens."""

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from zrt.runtime.compute import gpu_kernels
 from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.gpu_sampling import Knobs, draw
+from zrt.runtime.compute.handover import Rows
 from zrt.runtime.compute.parallel import LEADER
 from zrt.runtime.compute.workspace import Views
 
@@ -26,6 +28,10 @@ class Graph:
         self._picked = torch.empty(2, size, dtype=torch.float64, pin_memory=True)
         self._heard = torch.cuda.Event()
         self._best: Tensor | None = None
+        self._knobs: Knobs | None = None
+        self._draw = torch.cuda.CUDAGraph()
+        self._drawn: Tensor | None = None
+        self._said: Tensor | None = None
         self.result: Tensor
         """Hidden states or logits of the last launch, until the next."""
 
@@ -37,29 +43,57 @@ class Graph:
         torch.cuda.current_stream(self._decoder.shard.device).synchronize()
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self.result = self._forward()
+        shard = self._decoder.shard
+        if shard.is_last and shard.leads:
+            knobs = self._knobs = Knobs(len(self.result), shard.device)
+            knobs.send(())
+            draw(self.result, knobs.on_device)
+            torch.cuda.current_stream(shard.device).synchronize()
+            with torch.cuda.graph(self._draw, pool=self._graph.pool(), capture_error_mode="thread_local"):
+                self._drawn = draw(self.result, knobs.on_device)
         return self._graph.pool()
 
-    def launch(self, steps: Sequence[Step], x: Tensor) -> None:
+    @property
+    def void(self) -> Tensor | None:
+        """Inputs.void of the last launch."""
+        return self._inputs.void
+
+    def launch(self, steps: Sequence[Step], x: Rows) -> None:
         self._inputs.fill(steps, x)
         self._inputs.send()
         self._graph.replay()
 
+    def pick(self, knobs: Sequence[tuple[float, ...]]) -> None:
+        """Have the device pick from the last launch's logits: as `knobs` say for each of the first rows, or the best."""
+        self._said = self._best
+        if knobs:
+            assert self._knobs is not None
+            self._knobs.send(knobs)
+            self._draw.replay()
+            self._said = self._drawn
+
     def launch_next(self, steps: Sequence[Step]) -> None:
-        """Again, for the tokens that the last launch picks."""
-        assert self._best is not None
+        """Again, for the tokens that are picked from the last launch."""
+        assert self._said is not None
         self._inputs.fill(steps, torch.zeros(len(steps), dtype=torch.int64))
         self._inputs.send()
-        self._inputs.ids.copy_(self._best[1])
+        self._inputs.ids[: len(steps)].copy_(self._said[1, : len(steps)])
         self._graph.replay()
 
-    def ask_best(self) -> None:
-        """Have the device say the last launch's best tokens when it has them."""
-        assert self._best is not None
-        self._picked.copy_(self._best, non_blocking=True)
+    def tokens(self, count: int) -> Tensor:
+        """int64 [count] on the device: the tokens picked, once it has them."""
+        assert self._said is not None
+        return self._said[1, :count].to(torch.int64)
+
+    def ask(self) -> None:
+        """Have the device say what it picked when it has that."""
+        assert self._said is not None
+        count = self._said.shape[1]
+        self._picked[:, :count].copy_(self._said, non_blocking=True)
         self._heard.record()
 
-    def best(self, count: int) -> Tensor:
-        """What was asked for last: float64 [2, count] on the CPU, the greatest logits and their tokens."""
+    def said(self, count: int) -> Tensor:
+        """What was asked for last: float64 [2, count] on the CPU, the greatest logits and the tokens picked."""
         self._heard.synchronize()
         return self._picked[:, :count].clone()
 
@@ -79,3 +113,5 @@ class Graph:
 
     def end(self) -> None:
         self._graph.reset()
+        if self._drawn is not None:
+            self._draw.reset()

@@ -8,8 +8,9 @@ import torch
 
 from zrt.runtime.compute.communicator import Communicator, join
 from zrt.runtime.compute.config_json import parse_config
-from zrt.runtime.compute.engine import Engine, TurnResult, Work
+from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.spec import spec_from_config
+from zrt.runtime.compute.turn import TurnResult, Work
 from zrt.runtime.compute.weights import Checkpoint, RandomCheckpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.machine import available_memory, total_memory

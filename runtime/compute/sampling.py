@@ -33,6 +33,10 @@ class Picked:
     logprobs: TokenLogprobs | None = None
 
 
+GREEDY: Final = (0.0, 0.0, 1.0, 0.0, 0.0)
+"""The knobs of a sampler that takes the greatest logit's token."""
+
+
 class Sampler:
     """Picks one session's tokens, one after the other. Made for one epoch: it starts from the history as it is then.
 
@@ -70,9 +74,17 @@ class Sampler:
         self._eos = torch.tensor(list(eos) if options.min_tokens else [], dtype=torch.int64)
 
     @property
-    def takes_best(self) -> bool:
-        """Whether it takes the token of the greatest logit, and nothing else is asked of the logits."""
-        return self.greedy and not self.adjusts and self.options.logprobs is None
+    def plain(self) -> bool:
+        """Whether logits alone say what it picks, and nothing else is asked of them: a device can do that (gpu_sampling.py)."""
+        return not self.adjusts and self.options.logprobs is None
+
+    def knobs(self, position: int) -> tuple[float, ...]:
+        """What a device needs to pick the token at `position`: temperature, top_k, top_p, min_p, and where in [0, 1) the draw falls. Of one
+        that is not plain, those of a greedy one."""
+        options = self.options
+        if self.greedy or not self.plain:
+            return GREEDY
+        return options.temperature, options.top_k, options.top_p, options.min_p, uniform(options.seed, position)
 
     def adjust(self, logits: Tensor, position: int) -> Tensor:
         """Logits float32 [vocab] with bias, penalties and minimum length applied; those given are left as they are."""
@@ -112,21 +124,28 @@ class Sampler:
 
 @torch.inference_mode()
 def pick(
-    logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int], best: Tensor | None = None
+    logits: Tensor,
+    samplers: Sequence[Sampler],
+    positions: Sequence[int],
+    best: Tensor | None = None,
+    *,
+    drawn: bool = False,
 ) -> list[Picked | ZrtError]:
     """One token a row of logits float32 [rows, vocab]. `positions` are those of the tokens being chosen, counted from 0 in their sequence.
 
-    `best`, if it is known, is float64 [2, rows]: the greatest logit of each row and its token.
+    `best`, if it is known, is float64 [2, rows]: the greatest logit of each row and its token, or with `drawn` the token that a plain sampler
+    picks.
 
     A row whose greatest logit is not finite (the model overflowed) gets the error `internal` in place of a token; the others their tokens.
     """
     if best is None:
-        best = torch.stack([part.double() for part in logits.max(dim=1)])
+        best, drawn = torch.stack([part.double() for part in logits.max(dim=1)]), False
     tops, numbers = best.tolist()  # the one wait for a device
     finite = [math.isfinite(top) for top in tops]
     tokens = [int(number) if fine else 0 for number, fine in zip(numbers, finite, strict=True)]
     for row, (sampler, position) in enumerate(zip(samplers, positions, strict=True)):
-        if finite[row] and (sampler.adjusts or not sampler.greedy):
+        picked = sampler.plain and drawn
+        if finite[row] and not picked and (sampler.adjusts or not sampler.greedy):
             tokens[row] = sampler.pick(logits[row], position)
             sampler.took(tokens[row])
     asking = [row for row, sampler in enumerate(samplers) if finite[row] and sampler.options.logprobs is not None]

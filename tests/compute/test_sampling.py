@@ -18,8 +18,9 @@ from transformers import (
 from transformers.generation import SequenceBiasLogitsProcessor
 
 from zrt.runtime.compute.decoder import Decoder
-from zrt.runtime.compute.engine import Engine, Work
+from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.sampling import Sampler, pick, restrict, uniform
+from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Assignment
 from zrt.runtime.messages.sampling import Sampling
@@ -325,8 +326,8 @@ def test_the_padding_of_a_head_is_never_picked(make_model: Callable[..., Path], 
     engine = Engine.load(folder, assignment, device="cpu", progress=lambda *_: None, cancelled=lambda: False)
     forward = Decoder.forward
 
-    def padded(decoder, steps, x, *, only_best):
-        return torch.nn.functional.pad(forward(decoder, steps, x, only_best=only_best), (0, 8), value=1e4)
+    def padded(decoder, steps, x, picking):
+        return torch.nn.functional.pad(forward(decoder, steps, x, picking), (0, 8), value=1e4)
 
     monkeypatch.setattr(Decoder, "forward", padded)
     engine.open(1, 3)

@@ -10,11 +10,12 @@ from tiny_models import LONG_PROMPT, MODELS
 from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
-from zrt.runtime.compute.engine import Engine, Work
+from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.sampling import Sampler
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weights import open_checkpoint
 from zrt.runtime.messages.sampling import Sampling
 
@@ -113,34 +114,39 @@ def test_a_batch_of_many_kinds_is_each_alone(make_model) -> None:
     assert (wanted.forward(steps, x) - ours.forward(steps, x)).abs().max() <= 1e-3
 
 
-def test_tokens_begun_ahead_are_those_of_the_cpu_and_are_dropped_where_a_session_goes_another_way(make_model) -> None:
+HEATS = {"greedy": [0.0] * 3, "sampled": [0.7] * 3, "both": [0.0, 0.7, 1.3]}
+
+
+@pytest.mark.parametrize("heats", HEATS.values(), ids=HEATS)
+def test_tokens_begun_ahead_are_those_of_the_cpu_and_are_dropped_where_a_session_goes_another_way(
+    heats, make_model
+) -> None:
     folder = make_model("qwen3", **GREAT)
     gpu, cpu = GpuPipeline(folder, CUTS["one stage"], torch.float32).stages[0], on_cpu(folder).stages[0]
     engines = [Engine(decoder.shard, decoder.cache, decoder) for decoder in (gpu, cpu)]
     for engine in engines:
         engine.turn([Work(key, 0, 5 + key, torch.tensor(TEXT[: 5 + key]), opens=5 + key) for key in range(3)])
-    said = [_greedy(engine, [0, 1, 2], 7, 40) for engine in engines]
+    said = [_go_on(engine, heats, [0, 1, 2], 7, 40) for engine in engines]
     assert said[0] == said[1]
     assert gpu._ahead is not None
-    said = [_greedy(engine, [0, 2], 9, 20) for engine in engines]  # one less, and other tokens
+    said = [_go_on(engine, heats, [0, 2], 9, 20) for engine in engines]  # one less, and other tokens
     assert said[0] == said[1]
     for engine in engines:
         engine.truncate(0, 30)
         engine.truncate(2, 30)
-    said = [_greedy(engine, [0, 2], 9, 20) for engine in engines]
+    said = [_go_on(engine, heats, [0, 2], 9, 20) for engine in engines]
     assert said[0] == said[1]
 
 
-def _greedy(engine: Engine, keys: list[int], first: int, tokens: int) -> list[list[int]]:
-    sampler, rows = Sampler(Sampling(temperature=0.0)), [[first] for _ in keys]
+def _go_on(engine: Engine, heats: list[float], keys: list[int], first: int, tokens: int) -> list[list[int]]:
+    samplers = {key: Sampler(Sampling(temperature=heats[key], top_p=0.95, top_k=40, seed=key)) for key in keys}
+    rows = {key: [first] for key in keys}
     for _ in range(tokens):
-        works = [
-            Work(key, engine.have(key), 1, torch.tensor(row[-1:]), sampler) for key, row in zip(keys, rows, strict=True)
-        ]
-        for row, outcome in zip(rows, engine.turn(works).outcomes, strict=True):
+        works = [Work(key, engine.have(key), 1, torch.tensor(row[-1:]), samplers[key]) for key, row in rows.items()]
+        for row, outcome in zip(rows.values(), engine.turn(works).outcomes, strict=True):
             assert outcome.picked is not None, outcome.fault
             row.append(outcome.picked.token)
-    return rows
+    return list(rows.values())
 
 
 def _logits(pipeline: Pipeline) -> Tensor:

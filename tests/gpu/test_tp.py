@@ -22,7 +22,8 @@ from zrt.actors.group_trial import try_group
 from zrt.actors.rank_group import RankGroup
 from zrt.runtime.actor import Actor
 from zrt.runtime.compute.communicator import Communicator, Rendezvous
-from zrt.runtime.compute.engine import Engine, Work
+from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.messages.control import Assignment
