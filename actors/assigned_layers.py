@@ -13,8 +13,9 @@ from zrt.runtime.compute.layer_time import layer_time
 from zrt.runtime.compute.spec import spec_from_config
 from zrt.runtime.compute.weights import Checkpoint, RandomCheckpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.layer_files import LayerStore, digest
+from zrt.runtime.layer_manifest import digest
 from zrt.runtime.layer_plan import ranges
+from zrt.runtime.layer_store import LayerStore
 from zrt.runtime.messages.control import ActorState
 from zrt.runtime.messages.layers import (
     MAX_CHUNK,
@@ -115,7 +116,7 @@ class AssignedLayers:
         return ModelDataTaken(self._store.take(message.filename, message.offset, message.total_size, message.data))
 
     def load(self) -> LayerTraffic:
-        """Read them, once all files are there. ZrtError bad_request, and as HeldLayers.load."""
+        """Read them, once all files are there. ZrtError bad_request, and as LayerStore.files and HeldLayers.load."""
         prepared = self._prepared
         if prepared is None or not self._layers:
             raise ZrtError("bad_request", "ModelDataDone: no assignment waits for data")
@@ -125,6 +126,8 @@ class AssignedLayers:
             self.held = self._read(prepared)
         except ZrtError:
             self._moved("blank")
+            if self._store is not None:
+                self._store.files()  # says so if they have gone while they were read
             raise
         self._held_as = prepared, self._layers, self._store.model_hash if self._store is not None else ""
         self._moved("ready")

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from zrt.actors.lent_worker import CHUNK_S, LentWorker
-from zrt.runtime.layer_files import CHUNK_BYTES, MANIFEST, Offer
+from zrt.runtime.layer_manifest import MANIFEST
+from zrt.runtime.layer_offer import CHUNK_BYTES, Offer
 from zrt.runtime.messages.layers import ModelDataChunk, ModelDataTaken
 
 UNACKNOWLEDGED: Final = 4

@@ -11,7 +11,7 @@ from zrt.actors.lent_worker import CHUNK_S, HELLO_S, LOAD_S, LentWorker
 from zrt.runtime.compute.inventory import Inventory
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
-from zrt.runtime.layer_files import LayerFile, Offer
+from zrt.runtime.layer_offer import LayerFile, Offer
 from zrt.runtime.layer_plan import ranges
 from zrt.runtime.messages.control import Assignment
 from zrt.runtime.messages.layers import (

@@ -1,7 +1,8 @@
 """A layer worker: holds single layers of a model for a block server, its master, which may be on another machine.
 
 Receives from its master, and bare from any peer: the messages of messages/layers.py; sends one answer to each, in the order they came.
-Sends to the coordinator: Register, Beat. The loop answers Hello, so that a worker is heard while it computes; all else is the lane's.
+Sends to the coordinator: Register, Beat. The loop answers Hello, so that a worker is heard while it computes; all else is the lane's,
+which sends its answers by itself.
 
 KV is kept per session where a header names one, per peer otherwise: then until Goodbye, or IDLE_S without an operation.
 """
@@ -10,17 +11,17 @@ import logging
 import platform
 import time
 from collections.abc import Hashable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, get_args
 
 import torch
-from msgspec.structs import replace
 
 from zrt.actors.assigned_layers import AssignedLayers, layer_of
-from zrt.runtime.actor import Bare, Envelope, Reply
-from zrt.runtime.compute.engine import Work
+from zrt.runtime.actor import LATER, Bare, Envelope, Later, Reply
 from zrt.runtime.compute.threads import configure_threads
+from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.member import Member
@@ -33,6 +34,7 @@ from zrt.runtime.messages.layers import (
     Goodbye,
     Hello,
     LayerAssignment,
+    LayerMessage,
     LayersClosed,
     LayersOpened,
     LayerTraffic,
@@ -48,7 +50,7 @@ from zrt.runtime.messages.layers import (
     WorkerInfo,
     layer_name,
 )
-from zrt.runtime.tensors import DTYPES, RAW, as_dtype, rows_from_raw, rows_to_raw
+from zrt.runtime.tensors import RAW, Rows, as_dtype, to_bytes
 from zrt.runtime.wire import decode_layers, encode_layers
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,7 @@ class LayerWorker(Member):
         self._lane = Lane(f"{name}-{device}")
         self._assigned = AssignedLayers(cache, device, memory_bytes, self._moved)
         self._serves = ""
+        self._rows = Rows()
         self._unnamed: dict[Hashable, float] = {}  # sessions of peers that name none, by when they last ran
         for kind in get_args(LayerTraffic):
             self.handle(kind, self._on_message)
@@ -115,16 +118,14 @@ class LayerWorker(Member):
         message.serves = self._serves
         return message
 
-    async def _on_message(self, envelope: Envelope) -> LayerTraffic | Reply:
-        assert isinstance(envelope.body, get_args(LayerTraffic))
-        message, steps = envelope.body, envelope.header.steps
+    def _on_message(self, envelope: Envelope) -> LayerTraffic | Later:
+        message = envelope.body
+        if isinstance(message, Hello):
+            return self._info()
         if isinstance(message, PrepareLayers):
             self._serves = envelope.header.sender
-        if not steps or not isinstance(message, SingleOp | Batch):
-            return await self._serve(message, steps, envelope.peer)
-        clock = _Clock()
-        answer = await self._serve(message, steps, envelope.peer, clock)
-        return Reply(answer, [replace(steps[0], times=[clock.hop()])])
+        self._lane.post(partial(self._answer_from_lane, envelope, _Clock()))
+        return LATER
 
     def _on_bare(self, bare: Bare) -> None:
         self.spawn(self._answer_bare(bare), "a bare message")
@@ -136,26 +137,35 @@ class LayerWorker(Member):
         except ZrtError as error:
             answer = _error(error)
         else:
-            answer = await self._serve(message, [], bare.peer)
+            if isinstance(message, Hello):
+                answer = self._info()
+            else:
+                answer = await self._lane.run(self._serve, message, [], bare.peer, _Clock())
         self.reply_bare(bare, encode_layers(answer))
 
-    async def _serve(
-        self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_Clock | None" = None
-    ) -> LayerTraffic:
+    # ---- the lane's ---------------------------------------------------------------------------------------------
+
+    def _answer_from_lane(self, envelope: Envelope, clock: "_Clock") -> None:
+        message, steps = envelope.body, envelope.header.steps
+        assert isinstance(message, LayerMessage)
+        answer = self._serve(message, steps, envelope.peer, clock)
+        if steps and isinstance(message, SingleOp | Batch):
+            steps[0].times = [clock.hop()]
+            self.answer(envelope, Reply(answer, steps[:1]))
+        else:
+            self.answer(envelope, answer)
+
+    def _serve(self, message: LayerMessage, steps: list[Step], peer: bytes, clock: "_Clock") -> LayerTraffic:
         """Never raises: what goes wrong is a WorkerError like any answer."""
-        if isinstance(message, Hello):
-            return self._info()
         try:
-            return await self._lane.run(self._work, message, steps, peer, clock or _Clock())
+            return self._work(message, steps, peer, clock)
         except ZrtError as error:
             return _error(error)
         except Exception as error:
             log.exception("%s: %s failed", self.name, type(message).__name__)
             return _error(ZrtError("internal", f"{type(message).__name__} failed: {type(error).__name__}: {error}"))
 
-    # ---- the lane's ---------------------------------------------------------------------------------------------
-
-    def _work(self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_Clock") -> LayerTraffic:
+    def _work(self, message: LayerMessage, steps: list[Step], peer: bytes, clock: "_Clock") -> LayerTraffic:
         match message:
             case SingleOp():
                 entries = [(message.layer_name, message.index_pos, message.block_idx)]
@@ -202,7 +212,7 @@ class LayerWorker(Member):
             raise ZrtError("bad_request", text)
         if not shape[1]:
             raise ZrtError("bad_request", "x: expected at least one row")
-        rows = as_dtype(rows_from_raw(raw), DTYPES[held.dtype])
+        rows = as_dtype(self._rows.take(raw), held.dtype)
         chain = held.chain(layers)
         if steps:
             if steps[0].seq_pos != position:
@@ -219,8 +229,7 @@ class LayerWorker(Member):
             if not steps:
                 raise next(fault for fault in ran.faults if fault is not None)
             return StepFaults(ran.have, [fault.kind if fault is not None else "" for fault in ran.faults])
-        answer = rows_to_raw(as_dtype(ran.output, RAW[raw.dtype]))
-        return Tensor(answer.data, answer.dtype, answer.shape)
+        return Tensor(to_bytes(as_dtype(ran.output, RAW[raw.dtype])), raw.dtype, shape)
 
     def _forget(self, peer: Hashable) -> None:
         self._unnamed.pop(peer, None)
@@ -240,7 +249,7 @@ class LayerWorker(Member):
         held = self._assigned.held
         return WorkerInfo(
             version("zrt"),
-            RAW_DTYPES[RAW.index(DTYPES[held.dtype])] if held is not None else "",
+            RAW_DTYPES[RAW.index(held.dtype)] if held is not None else "",
             platform.system().lower(),
             platform.machine(),
             self._device.type,

@@ -27,7 +27,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.layer_plan import Holder, LayerPlan, plan_layers, ranges, usable
 from zrt.runtime.member import Member
-from zrt.runtime.messages.control import Address, Assignment, Lend, Workers
+from zrt.runtime.messages.control import Address, Assignment, Fault, Lend, Workers
 from zrt.runtime.messages.lending import LendLoad
 from zrt.runtime.tensors import DTYPES
 
@@ -106,9 +106,12 @@ class Lending:
         if self.lent is not None:
             self.lent.worker_lost(address)
 
-    def lacks_nobody(self, assignment: Assignment) -> bool:
-        """Whether all workers of pinned runs are there."""
-        return all(lend.worker in self._workers for lend in assignment.lend)
+    def may_mend(self, assignment: Assignment, fault: Fault) -> bool:
+        """Whether a load that ended so may do now: all workers of pinned runs are there, and the one it failed for is not the one it was."""
+        if any(lend.worker not in self._workers for lend in assignment.lend):
+            return False
+        worker = self._workers.get(fault.where)
+        return fault.kind == "worker_failed" or (worker is not None and worker.address not in self._refused)
 
     @property
     def may_help(self) -> bool:
@@ -153,10 +156,10 @@ class Lending:
         worker = self._workers.get(error.where)
         if error.kind == "worker_failed":
             return True
-        if worker is None or any(lend.worker == worker.name for lend in assignment.lend):
+        if worker is None:
             return False
         self._refused[worker.address] = error.message
-        return True
+        return all(lend.worker != worker.name for lend in assignment.lend)
 
     async def _give_out(
         self, folder: Path, model: LentModel, plan: LayerPlan, progress: Progress, cancelled: Callable[[], bool]
@@ -281,8 +284,8 @@ class Lending:
         plan = plan_layers(given.first, given.last, pins, holders)
         if not plan.lacking:
             return plan
-        refused = [f"{address.name} ({why})" for address, why in self._refused.items() if address.name in there]
-        besides = f", besides {', '.join(refused)}" if refused else ""
+        refused = [why for address, why in self._refused.items() if address.name in there]
+        besides = f"; not {'; not '.join(refused)}" if refused else ""
         room = ", ".join(f"{holder.name or 'here'} {holder.layers}" for holder in holders)
         return (
             f"layer workers with room for {plan.lacking} of blocks {given.first}-{given.last} (room: {room}){besides}"

@@ -9,6 +9,7 @@ Embedding, norm and head stay here. Where the blocks beside them are lent they a
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,9 +19,10 @@ from zrt.actors.layer_setup import LentModel, set_up
 from zrt.actors.lent_run import LentRun, Numbers
 from zrt.actors.lent_worker import STEP_S, LentWorker
 from zrt.runtime.actor import Actor
-from zrt.runtime.compute.engine import Engine, Outcome, TurnResult, Work
+from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.layout import block_bytes, ends_bytes
 from zrt.runtime.compute.split import kv_pages
+from zrt.runtime.compute.turn import Outcome, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.messages.control import Address, Assignment, Lend
@@ -73,6 +75,7 @@ class LentLayers:
         self._workers: dict[str, LentWorker] = {}
         self._turns = asyncio.Lock()
         self._numbers = Numbers()
+        self._hopped_ns = 0
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -178,6 +181,7 @@ class LentLayers:
     async def turn(self, works: Sequence[Work], threads: int) -> TurnResult:
         """As Engine.turn. ZrtError worker_failed."""
         async with self._turns:
+            self._hopped_ns = 0
             outcomes: list[Outcome | None] = [None] * len(works)
             going = list(range(len(works)))
             part = list(works)
@@ -202,14 +206,19 @@ class LentLayers:
                     rows = [output] if len(ran) == 1 else torch.split(output, [works[index].n for index in ran])
                     part = [replace(works[index], rows=own) for index, own in zip(ran, rows, strict=True)]
                 going = ran
-            return TurnResult([outcome for outcome in outcomes if outcome is not None], output)
+            return TurnResult(
+                [outcome for outcome in outcomes if outcome is not None], output, lent_us=self._hopped_ns // 1000
+            )
 
     async def _hop(self, run: LentRun, works: Sequence[Work]) -> TurnResult:
+        started = time.perf_counter_ns()
         try:
             return await run.turn(works)
         except ZrtError as error:
             self._judge(error)
             raise
+        finally:
+            self._hopped_ns += time.perf_counter_ns() - started
 
     def _judge(self, error: ZrtError) -> None:
         """What a worker may say goes to the session alone; else it has failed."""

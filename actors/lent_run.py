@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from zrt.actors.lent_worker import STEP_S, LentWorker
-from zrt.runtime.compute.engine import Outcome, TurnResult, Work
 from zrt.runtime.compute.held_layers import Blocks
+from zrt.runtime.compute.turn import Outcome, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.header import Header, Step
 from zrt.runtime.messages.layers import Batch, LayersOpened, OpenLayers, StepFaults, WorkerError, layer_name
 from zrt.runtime.messages.layers import Tensor as WireTensor
-from zrt.runtime.tensors import rows_from_raw, rows_to_raw
+from zrt.runtime.tensors import Rows, rows_to_raw
 
 
 class Numbers:
@@ -41,6 +41,7 @@ class LentRun:
         self.worker = worker
         self.blocks = blocks
         self._numbers = numbers
+        self._rows = Rows()
         self._layers = [(layer_name(layer), layer) for layer in range(blocks[0], blocks[1] + 1)]
 
     async def turn(self, works: Sequence[Work]) -> TurnResult:
@@ -73,7 +74,7 @@ class LentRun:
                 await self.worker.ask(OpenLayers(self._numbers.of(work.key), work.opens), LayersOpened, STEP_S)
         worker, started = self.worker, time.perf_counter_ns()
         steps = [Step(self._numbers.of(work.key), 0, work.seq_pos, work.n) for work in works]
-        rows = works[0].rows if len(works) == 1 else torch.cat([work.rows for work in works])
+        rows = works[0].held if len(works) == 1 else torch.cat([work.held for work in works])
         position = works[0].seq_pos
         batch = Batch(rows_to_raw(rows), [(name, position, layer) for name, layer in self._layers])
         try:
@@ -82,7 +83,7 @@ class LentRun:
             raise worker.failure(error.message) from None
         answer = envelope.body
         if isinstance(answer, WireTensor) and answer.shape == batch.x.shape and answer.dtype == batch.x.dtype:
-            output = rows_from_raw(answer)
+            output = self._rows.take(answer)
             worker.hops.add((time.perf_counter_ns() - started) // 1000, _computed_us(envelope.header))
             return output
         if (

@@ -67,7 +67,8 @@ class LentWorker:
             raise self.failure(error.message) from None
         if isinstance(body, WorkerError):
             kind, _, text = body.message.partition(": ")
-            raise ZrtError.of(kind if kind in KINDS else "worker_failed", text or body.message, self.name)
+            known = kind if kind in KINDS else "worker_failed"
+            raise ZrtError.of(known, f"{self.name}: {text or body.message}", self.name)
         if not isinstance(body, answer):
             raise self.failure(f"it answered {type(body).__name__}")
         return body

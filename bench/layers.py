@@ -4,7 +4,8 @@
     python bench/layers.py push [--rounds N] [--megabytes N] a model made for this, all but its ends lent to a worker that holds nothing
 
 Prints one JSON object. `hop`: of each round the median over its last 512 hops, in microseconds; a hop is clocked by the master from the rows
-it has to the rows it gets, and `overhead` is that less what the worker's layers took, by the worker's own clock.
+it has to the rows it gets, and `overhead` is that less what the worker's layers took, by the worker's own clock. `bare_us`: what it is between two
+processes without zrt (bare_hop.py), run before.
 `push`: megabytes (10^6) a second. `transfer` is by the master's clock, from the first question to the worker to its last answer, when all is
 checked and written; `start` is by the clock of whoever waits: how much longer a start takes with the push than without it. `peak_mb` is the most
 memory that the master and the worker ever had resident, in a start with the push and in one without.
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from sides import text, up
+from sides import bare_hop, text, up
 
 from zrt.runtime import Client
 from zrt.runtime.messages.client import ActorInfo
@@ -165,11 +166,12 @@ def main() -> None:
     else:
         if asked.tokens < LEAST_HOPS:
             words.error(f"--tokens: at least {LEAST_HOPS}, the hops of a median")
+        bare = bare_hop()
         with (
             tempfile.TemporaryDirectory() as home,
             up(Path(home), text(resolve("smollm2-135m"), lending("10-19"))) as endpoint,
         ):
-            figures = asyncio.run(hop(endpoint, asked.rounds, asked.tokens))
+            figures = asyncio.run(hop(endpoint, asked.rounds, asked.tokens)) | {"bare_us": bare}
     print(json.dumps({"bench": f"layers {asked.what}", "rounds": asked.rounds, **figures}))
 
 

@@ -47,12 +47,17 @@ class Baseline:
 
 def floor(folder: Path) -> dict[str, float]:
     """What bench/floor.py says, run now."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("floor.py")), str(folder)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    return _said("floor.py", str(folder))
+
+
+def bare_hop() -> dict[str, float]:
+    """What bench/bare_hop.py says, run now."""
+    return _said("bare_hop.py")
+
+
+def _said(script: str, *words: str) -> dict[str, float]:
+    path = Path(__file__).with_name(script)
+    done = subprocess.run([sys.executable, str(path), *words], capture_output=True, text=True, check=True)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
 

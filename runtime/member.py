@@ -68,6 +68,8 @@ class Member(Actor):
         self.cluster = cluster
         self.registered = asyncio.Event()
         self.heard = time.monotonic()
+        self._put_off = 0  # orders that wait for a registration, and those behind them
+        self._in_order = asyncio.Lock()
         self._up = asyncio.Event()
         self._astray = asyncio.Event()
         self._on_registered_fns: list[Callable[[bool], None]] = []
@@ -75,6 +77,7 @@ class Member(Actor):
         self.obey(Shutdown, self._on_shutdown)
 
     async def start(self) -> None:
+        self._put_off, self._in_order = 0, asyncio.Lock()
         await super().start()
         assert self._sockets is not None
         self._joined = Link(
@@ -127,10 +130,12 @@ class Member(Actor):
         """
 
         def checked(envelope: Envelope) -> Answer | Awaitable[Answer]:
-            if self.is_coordinator(envelope):
+            known = self.is_coordinator(envelope)
+            if known and not self._put_off:
                 return fn(envelope)
-            if self.registered.is_set():
+            if not known and self.registered.is_set():
                 raise self._not_obeyed(envelope)
+            self._put_off += 1
             return self._obey_later(envelope, fn)
 
         self.handle(body_type, checked)
@@ -140,13 +145,18 @@ class Member(Actor):
         return self.coordinator.incarnation != 0 and envelope.header.incarnation == self.coordinator.incarnation
 
     async def _obey_later(self, envelope: Envelope, fn: Handler) -> Answer:
-        """A new coordinator's first order may be here before its answer to our registration."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(REGISTER_S):
-                await self.registered.wait()
-        if not self.is_coordinator(envelope):
-            raise self._not_obeyed(envelope)
-        answer = fn(envelope)
+        """A new coordinator's first order may be here before its answer to our registration; those that follow it do not overtake it."""
+        due = asyncio.get_running_loop().time() + REGISTER_S
+        try:
+            async with self._in_order:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(due):
+                        await self.registered.wait()
+                if not self.is_coordinator(envelope):
+                    raise self._not_obeyed(envelope)
+                answer = fn(envelope)
+        finally:
+            self._put_off -= 1
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _not_obeyed(self, envelope: Envelope) -> ZrtError:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from zrt.runtime.errors import ZrtError
@@ -26,16 +26,26 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def spawn(self, coro: Coroutine[Any, Any, _T], name: str) -> "asyncio.Task[_T]":
-        """Run `coro`; what it raises is logged. ZrtError cancelled: closed; overloaded: MOST are running."""
+    def spawn(
+        self, coro: Coroutine[Any, Any, _T], name: str, awaits: Awaitable[Any] | None = None
+    ) -> "asyncio.Task[_T]":
+        """Run `coro`; what it raises is logged. ZrtError cancelled: closed; overloaded: MOST are running.
+
+        `awaits` is what `coro` was given to await: where the task is refused, or cancelled before it began, that ends with it.
+        """
+        inner = awaits if isinstance(awaits, Coroutine) else None
         if self._closed or len(self._tasks) >= MOST:
             coro.close()
+            if inner is not None:
+                inner.close()
             if self._closed:
                 raise ZrtError("cancelled", f"{name} is not started: its owner is stopping", self._owner)
             raise ZrtError("overloaded", f"{MOST} tasks are running already", self._owner)
         task = asyncio.get_running_loop().create_task(coro, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._over)
+        if inner is not None:
+            task.add_done_callback(lambda _: inner.close())
         return task
 
     async def close(self, seconds: float) -> None:

@@ -1,14 +1,18 @@
 """Who the actors under test talk to: other actors, on this loop or on a loop of their own, and raw sockets."""
 
 import asyncio
+import select
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import zmq
 
 from zrt.runtime.actor import Actor
+from zrt.runtime.mailbox import Mailbox
 from zrt.runtime.messages.control import Address
+from zrt.runtime.sockets import readable
 
 Start = Callable[[Actor], Awaitable[Actor]]
 PATIENCE_S = 20.0
@@ -20,6 +24,14 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110  any condition will do, not only one that has an event
             await asyncio.sleep(0.002)
+
+
+def arrives(mailbox: Mailbox, begin: Callable[[], object]) -> None:
+    """Hold this loop up until what `begin` sets off has come for a mailbox, and leave it unheard."""
+    readable(mailbox._socket)  # no news is left of what came before
+    begin()
+    assert select.select([mailbox._fd], [], [], PATIENCE_S)[0]
+    time.sleep(0.01)  # a send looks for news only a millisecond after the last look
 
 
 @asynccontextmanager

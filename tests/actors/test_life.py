@@ -6,11 +6,14 @@ import logging
 import os
 import threading
 import time
+import warnings
+from collections.abc import Awaitable
 
 import pytest
 from peers import PATIENCE_S, Start, until
 
-from zrt.runtime.actor import Actor, Envelope
+from zrt.runtime import tasks
+from zrt.runtime.actor import Actor, Answer, Envelope, Handler
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Close, Control, Credit, Done, Shutdown
 from zrt.runtime.periodic import Lateness, Periodic
@@ -73,6 +76,39 @@ async def test_stop_fails_open_questions_as_cancelled(start: Start) -> None:
     with pytest.raises(ZrtError) as raised:
         await asking
     assert raised.value.kind == "cancelled"
+
+
+async def _answer(envelope: Envelope) -> Control:
+    return Done()
+
+
+@pytest.mark.parametrize("handler", [_answer, lambda envelope: _answer(envelope)], ids=["a coroutine", "hands one on"])
+@pytest.mark.parametrize("when", ["it stops as it hears", "it has too much to do"])
+async def test_a_handler_that_is_never_begun_leaves_nothing_behind(
+    start: Start, handler: Handler, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left behind is told by the interpreter as it collects it, and fails the test."""
+    asker, actor = await start(Actor("a")), await start(Actor("b"))
+    came, stops = asyncio.Event(), []
+
+    def hand_on(envelope: Envelope) -> Answer | Awaitable[Answer]:
+        answer = handler(envelope)
+        if when == "it stops as it hears":
+            stops.append(actor.spawn(actor.stop(), "stop"))  # begun before the handler's task, which it cancels
+        came.set()
+        return answer
+
+    actor.handle(Close, hand_on)
+    if when == "it has too much to do":
+        monkeypatch.setattr(tasks, "MOST", 0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        asker.tell(actor.address, Close(1, 2))
+        async with asyncio.timeout(PATIENCE_S):
+            await came.wait()
+            await asyncio.gather(*stops)
+        gc.collect()
+    assert [str(each.message) for each in told if each.category is RuntimeWarning] == []
 
 
 async def test_a_handler_can_stop_its_own_actor(start: Start) -> None:
@@ -163,8 +199,9 @@ async def test_something_periodic_goes_on_after_it_failed(start: Start) -> None:
     periodic = actor.every(0.005, tick)
     await until(lambda: times >= 3)
     periodic.cancel()
-    seen = times
-    await asyncio.sleep(0.05)
+    seen, others = times, []
+    actor.every(0.005, lambda: others.append(times))
+    await until(lambda: len(others) == 5)
     assert times == seen
 
 

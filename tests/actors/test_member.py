@@ -17,7 +17,8 @@ from zrt.runtime.actor import Actor, Answer, Envelope
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.member import Member
-from zrt.runtime.messages.control import Beat, Control, Done, LoadProgress, Register, Registered, Shutdown
+from zrt.runtime.messages.control import Beat, Control, Credit, Done, LoadProgress, Register, Registered, Shutdown
+from zrt.runtime.messages.header import PROTOCOL, Header
 from zrt.runtime.messages.load import Load
 
 
@@ -210,11 +211,36 @@ async def test_a_new_coordinators_order_may_come_before_its_answer_to_a_registra
     coordinator.refusing = True
     await start(coordinator)
     order = asyncio.create_task(coordinator.ask(worker.address, Shutdown(), timeout=PATIENCE_S))
-    await asyncio.sleep(0.1)
+    await until(lambda: any(task.get_name() == "handle Shutdown" for task in worker._tasks._tasks))
     assert not worker.ended.is_set()
     coordinator.refusing = False
     assert (await order).body == Done()
     assert worker.ended.is_set()
+
+
+async def test_orders_are_obeyed_in_the_order_they_came_whenever_the_registration_is_answered(
+    start: Start, endpoint: str
+) -> None:
+    """Some come before it has been read, one at that very moment, and one when it has, but those before have not been obeyed yet."""
+    coordinator, worker = Coordinator(endpoint), Worker(endpoint)
+    obeyed: list[int] = []
+    worker.obey(Credit, lambda envelope: obeyed.append(envelope.body.upto))  # type: ignore[union-attr]
+    coordinator.refusing = True
+    await start(coordinator)
+    await start(worker)
+
+    def comes(upto: int) -> None:
+        header = Header(PROTOCOL, "coordinator", coordinator.incarnation, worker.incarnation)
+        worker._dispatch(Envelope(header, Credit(1, 1, upto), b""))
+
+    comes(1)
+    comes(2)
+    worker.registered.set = lambda: (comes(3), type(worker.registered).set(worker.registered))  # type: ignore[method-assign]
+    worker.on_registered(lambda again: comes(4))
+    coordinator.refusing = False
+    await until(lambda: len(obeyed) == 4)
+    comes(5)
+    assert obeyed == [1, 2, 3, 4, 5]
 
 
 async def test_a_member_whose_joining_fails_does_not_live_on_idle(

@@ -3,13 +3,12 @@
 import asyncio
 import logging
 import socket
-import time
 from contextlib import closing
 
 import msgspec
 import pytest
 import zmq
-from peers import PATIENCE_S, Start, raw, until
+from peers import PATIENCE_S, Start, arrives, raw, until
 
 from zrt.runtime.actor import Actor, Bare
 from zrt.runtime.errors import ZrtError
@@ -194,8 +193,7 @@ async def test_a_reply_to_one_client_does_not_swallow_the_message_of_another(sta
             client.connect(actor.endpoint)
             client.send(b"hello")
         await until(lambda: len(got) == 2)
-        second.send(b"news")
-        time.sleep(0.2)  # noqa: ASYNC251  it arrives meanwhile
+        arrives(actor._mailbox, lambda: second.send(b"news"))
         assert actor.reply_bare(got[0], b"hello")
         await until(lambda: len(got) == 3)
 

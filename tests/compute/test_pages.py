@@ -1,9 +1,12 @@
 """Pages of KV memory: owned, cached, found again by name, evicted."""
 
+from collections.abc import Hashable
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from zrt.runtime.compute.batch import session_name
 from zrt.runtime.compute.pages import Freed, Opening, PagePool
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.page_keys import PageKeys
@@ -230,3 +233,8 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
+
+
+@pytest.mark.parametrize(("key", "shown"), [(255, "00000000000000ff"), (("peer", 1), "('peer', 1)")])
+def test_a_session_is_named_as_commands_take_it(key: Hashable, shown: str) -> None:
+    assert session_name(key) == shown

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.tensors import DTYPES, dtype_name, from_bytes, to_bytes
+from zrt.runtime.messages.layers import RawTensor
+from zrt.runtime.tensors import DTYPES, Rows, dtype_name, from_bytes, rows_to_raw, to_bytes
 
 TENSORS = {
     "a matrix": torch.randn(3, 5),
@@ -46,10 +47,52 @@ def test_token_ids_come_back_as_whole_numbers() -> None:
     assert from_bytes(bytes(to_bytes(ids, "uint32")), "uint32", [3]).to(torch.int64).tolist() == ids.tolist()
 
 
-def test_a_contiguous_tensor_is_not_copied_either_way() -> None:
-    tensor = torch.randn(4, 4)
-    back = from_bytes(to_bytes(tensor), "float32", [4, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_large_contiguous_tensor_is_not_copied_either_way(dtype) -> None:
+    tensor = torch.randn(128, 128, requires_grad=True).to(DTYPES[dtype])
+    back = from_bytes(to_bytes(tensor), dtype, [128, 128])
     assert back.data_ptr() == tensor.data_ptr()
+    assert torch.equal(back, tensor)
+
+
+def test_the_bytes_of_a_small_tensor_stay_as_they_were() -> None:
+    tensor = torch.ones(4)
+    data = to_bytes(tensor)
+    tensor.zero_()
+    assert bytes(data) == struct.pack("<4f", 1, 1, 1, 1)
+
+
+def test_rows_of_one_shape_after_another_lie_in_the_same_memory() -> None:
+    rows = Rows()
+    first, second, other = torch.randn(1, 8), torch.randn(1, 8), torch.randn(2, 8)
+    held = rows.take(rows_to_raw(first))
+    assert torch.equal(held, first)
+    assert rows.take(rows_to_raw(second)).data_ptr() == held.data_ptr()
+    assert torch.equal(held, second)
+    assert torch.equal(rows.take(rows_to_raw(other)), other)
+    assert torch.equal(held, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [0, 1, 3, 4096])
+def test_rows_are_what_was_sent(dtype, n) -> None:
+    rows = Rows()
+    rows.take(rows_to_raw(torch.randn(1, 8)))
+    sent = torch.randn(n, 8).to(dtype)
+    for _ in range(2):
+        got = rows.take(rows_to_raw(sent))
+        assert got.dtype == dtype
+        assert torch.equal(got, sent)
+
+
+def test_rows_that_do_not_hold_their_shape_are_refused() -> None:
+    rows = Rows()
+    good = rows_to_raw(torch.randn(1, 8))
+    rows.take(good)
+    for bad in (RawTensor(memoryview(bytes(31)), good.dtype, good.shape), RawTensor(good.data, good.dtype, [1, 1, 9])):
+        with pytest.raises(ZrtError):
+            rows.take(bad)
+    assert torch.equal(rows.take(good), rows.take(good))
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])

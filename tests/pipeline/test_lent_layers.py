@@ -80,6 +80,16 @@ async def test_every_family_is_lent(
         assert await cluster.greedy(PROMPT, TOKENS) == wanted
 
 
+async def test_of_an_answers_compute_the_workers_have_a_share(model: Path) -> None:
+    async with local_cluster(model, ["0-5", "6-7"], lend={"attic": ["1-4"]}) as cluster:
+        stream = cluster.client.generate(token_ids=PROMPT, max_tokens=TOKENS, temperature=0.0)
+        async for _ in stream:
+            pass
+        lends, own = stream.finished.stages
+        assert 0 < lends.lent_ms <= lends.compute_ms
+        assert own.lent_ms == 0
+
+
 async def test_random_weights_are_drawn_by_the_worker_itself(model: Path) -> None:
     settings = {"model_weights": "random"}
     async with local_cluster(model, [None], **settings) as cluster:
