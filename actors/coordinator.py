@@ -24,10 +24,10 @@ from zrt.actors.subscribers import Subscribers
 from zrt.runtime.actor import Actor, Bare, Envelope
 from zrt.runtime.admission import Admission
 from zrt.runtime.capacity import block_server_bytes
+from zrt.runtime.cluster_file import Conf
 from zrt.runtime.compute.layout import PAGE_TOKENS
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import kv_pages
-from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.exposition import exposition
 from zrt.runtime.journal import Journal

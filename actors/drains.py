@@ -1,7 +1,7 @@
 """Taking a block server out of service with nothing lost, and back; and the whole cluster, before it goes.
 
-A drain is a loop over the sessions that still run there: as soon as another replica of the stage is ready they move to it (a re-route to what
-the roster offers, as after a death), else they may finish until the time is up, and are parked then.
+A drain looks at the sessions that still run there whenever one left or may leave: as soon as another replica of the stage is ready they move to
+it (a re-route to what the roster offers, as after a death), else they may finish until the time is up, and are parked then.
 """
 
 import asyncio
@@ -22,7 +22,6 @@ from zrt.runtime.messages.cluster import DrainInfo
 from zrt.runtime.messages.control import Address, Serving, SetState
 from zrt.runtime.roster import Roster
 
-LOOK_S = 0.05  # how often it is looked at what still runs
 TELL_S = 0.5  # how often the asker hears how it gets on
 STATE_DEADLINE_S = 5.0
 KEPT = 32  # drains that are remembered
@@ -37,7 +36,7 @@ class Drains:
         self._generations = generations
         self._moves = generations.moves
         self._changed = changed
-        self._hurry = asyncio.Event()
+        self._hurry = False
         self._records: deque[Record] = deque(maxlen=KEPT)
         self.ended: Counter[str] = Counter()
         """How many ended, by how: drained, failed."""
@@ -82,30 +81,39 @@ class Drains:
     async def all_finished(self, seconds: float) -> None:
         """Take no new session, and wait until none is left, for so long at most; not at all when this was asked before."""
         if self._generations.closed:
-            self._hurry.set()
+            self._hurry = True
+            self._moves.news.set()
         self._generations.closed = True
         until = time.monotonic() + seconds
-        while len(self._generations) and time.monotonic() < until and not self._hurry.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), LOOK_S)
+        while len(self._generations) and not self._hurry and (left := until - time.monotonic()) > 0:
+            self._moves.news.clear()
+            await self._news(left)
 
     async def _empty(
         self, address: Address, account: "Account", until: float, tell: Callable[[Drained], object]
     ) -> None:
         """Until no session runs there. ZrtError cancelled, stage_lost: it no longer drains."""
-        told = 0.0
+        tells = time.monotonic()
         while running := self._moves.through(address):
-            late = time.monotonic() >= until
+            self._moves.news.clear()
+            now = time.monotonic()
+            late = now >= until
             for generation in running:
                 moved = self._moves.move_off(generation, address, f"{address.name} is being drained")
                 if late and not moved:
                     account.parked.add(generation.id)
                     self._moves.park(generation, f"{address.name} is drained and its stage has no other replica")
-            if time.monotonic() - told > TELL_S:
-                told = time.monotonic()
+            if now >= tells:
+                tells = now + TELL_S
                 tell(account.event(self._moves.through(address), "draining"))
-            await asyncio.sleep(LOOK_S)
+            await self._news((tells if late else min(tells, until)) - now)
             self._draining(address)
+
+    async def _news(self, seconds: float) -> None:
+        """Wait for some, so long at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._moves.news.wait()
 
     def _draining(self, address: Address) -> Entry:
         entry = self._roster.find(address.name)

@@ -49,7 +49,7 @@ class Generation:
     attempts: int = 0
     fault: str = ""
     network: float = 0.0  # seconds of decoding that no stage accounts for
-    spent: list[list[int]] = field(default_factory=list)  # a stage: [queue µs, compute µs, encode µs]
+    spent: list[list[int]] = field(default_factory=list)  # a stage: [queue, compute, encode, lent] µs
     spent_on: int = 0  # tokens that took it
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))
 
@@ -138,19 +138,20 @@ class Generation:
         self.progressed = self.last_token = now
         self.first_token = self.first_token or now
         if len(self.spent) != len(self.session.route):
-            self.spent = [[0, 0, 0] for _ in self.session.route]
+            self.spent = [[0, 0, 0, 0] for _ in self.session.route]
             self.spent_on = 0
         self.spent_on += 1
         for spent, hop in zip(self.spent, token.times, strict=False):
             spent[0] += hop.queue
             spent[1] += hop.compute
             spent[2] += hop.encode
+            spent[3] += hop.lent
 
     def info(self, began: float, now: float, page_tokens: int) -> SessionInfo:
         """The session, for people; `began` is when the clock of `asked_ms` was 0."""
         session, timings = self.session, self._timings()
         hops = [
-            HopInfo(address.name, *(round(us / 1e3 / self.spent_on, 3) for us in spent))
+            HopInfo(address.name, *(round(us / 1e3 / self.spent_on, 3) for us in spent[:3]))
             for address, spent in zip(session.route, self.spent, strict=False)
         ]
         return SessionInfo(

@@ -11,6 +11,7 @@ from zrt.actors.delivery import Delivery, origin
 from zrt.actors.generation import Generation
 from zrt.actors.leases import Leases
 from zrt.actors.moves import Moves
+from zrt.actors.routing import BLAMED
 from zrt.runtime.actor import Actor
 from zrt.runtime.admission import Admission
 from zrt.runtime.detokenise import Detokeniser
@@ -253,6 +254,7 @@ class Generations:
         else:
             self.times.first.observe(now - generation.created)
         generation.sampled(sampled, now)
+        self._routing.clear(generation)
         self.tokens += 1
         if log.isEnabledFor(logging.DEBUG):
             log.debug("token %d", sampled.index, extra={"session": session.id, "step": sampled.index})
@@ -287,7 +289,9 @@ class Generations:
         fault = message.fault
         if fault.kind == "kv_full" and self.moves.make_room(fault.where):
             return  # the step is parked there, and runs when pages come back
-        self._routing.retry(generation, message.epoch, ZrtError.of(fault.kind, fault.message, fault.where))
+        error = ZrtError.of(fault.kind, fault.message, fault.where)
+        if error.kind not in BLAMED or self._routing.blame(generation, error):
+            self._routing.retry(generation, message.epoch, error)
 
     def _current(self, session: int, epoch: int, sender: int) -> Generation | None:
         """The generation, if it still runs in this epoch and the sender is on its route."""
@@ -312,10 +316,10 @@ class Generations:
 
     def _shares(self, generation: Generation) -> list[StageShare]:
         shares = []
-        for address, (queue, compute, encode) in zip(generation.session.route, generation.spent, strict=False):
+        for address, (queue, compute, encode, lent) in zip(generation.session.route, generation.spent, strict=False):
             entry = self._roster.find(address.name)
             blocks = f"{entry.seat.first}-{entry.seat.last}" if entry and entry.seat else ""
-            shares.append(StageShare(address.name, blocks, queue / 1e3, compute / 1e3, encode / 1e3))
+            shares.append(StageShare(address.name, blocks, queue / 1e3, compute / 1e3, encode / 1e3, lent / 1e3))
         return shares
 
     def _fail(self, generation: Generation, error: ZrtError) -> None:
@@ -349,3 +353,5 @@ class Generations:
         self._routing.leave(generation)
         self._admission.remove(generation.id)
         self._admit()
+        self._routing.clear(generation)
+        self.moves.news.set()

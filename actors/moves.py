@@ -1,5 +1,6 @@
 """Sessions that change where they run: another route after a loss or for a drain, the queue again for want of pages, parked without a stage."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -13,9 +14,14 @@ from zrt.runtime.messages.control import Address
 from zrt.runtime.roster import Crowd, Roster
 from zrt.runtime.sessions import State
 
+RUNNING = frozenset({State.PREFILL, State.DECODING, State.REPLAYING})
+
 
 class Moves:
-    """`live` are the sessions there are, by id. `fail` ends one that no route can save, `admit` lets those in the queue come."""
+    """`live` are the sessions there are, by id. `fail` ends one that no route can save, `admit` lets those in the queue come.
+
+    `news` is set when a session left where it ran, or may leave: whoever waits for that clears it before it looks.
+    """
 
     def __init__(
         self,
@@ -28,7 +34,8 @@ class Moves:
         fail: Callable[[Generation, ZrtError], None],
         admit: Callable[[], None],
     ) -> None:
-        self.routing = Routing(actor, roster, crowd=self.crowd, fail=fail)
+        self.news = asyncio.Event()
+        self.routing = Routing(actor, roster, crowd=self.crowd, fail=fail, moved=self.news.set, cleared=self._cleared)
         self._actor = actor
         self._roster = roster
         self._admission = admission
@@ -56,6 +63,7 @@ class Moves:
             else:
                 self._admission.unpark(session.id)
         self._admit()
+        self.news.set()
 
     def crowd(self, slot: int) -> Crowd:
         """How many sessions run through each block server, and how many of them in this slot."""
@@ -86,19 +94,27 @@ class Moves:
         session.move(State.PARKED)
         self.routing.leave(generation)
         session.route = []
+        self.news.set()
         self._admission.park(session.id)
+        self.routing.leave_trial(generation)
         generation.fault = why
         generation.progress()
         self._admit()
 
-    def peer_lost(self, address: Address) -> None:
-        """Sessions that ran through this process take another route."""
+    def _cleared(self) -> None:
+        """Those that waited for a suspect may be tried; not at once, since who says so is about to change one."""
+        asyncio.get_running_loop().call_soon(self.routes_changed)
+
+    def peer_lost(self, address: Address, *, died: bool = False) -> None:
+        """Sessions that ran through this process take another route. Where it `died`, it may have been for one of them."""
         moved = [one for one in self.through(address) if one.session.state is not State.PREEMPTED]
         if moved:
             self._happened.add("reroute", address.name, f"{len(moved)} sessions take another route")
+        gone = ZrtError("stage_lost", f"{address.name} is gone", address.name)
         for generation in moved:
-            generation.fault = f"{address.name} is gone"
-            self.routing.begin(generation)
+            generation.fault = gone.message
+            if not died or generation.session.state not in RUNNING or self.routing.blame(generation, gone):
+                self.routing.begin(generation)
 
     def make_room(self, stage: str) -> bool:
         """Send the youngest session on this stage back to the queue; False if a lone one holds it."""
@@ -115,6 +131,7 @@ class Moves:
         generation.fault = f"{stage} ran out of KV pages"
         self._happened.add("preemption", f"{youngest:016x}", generation.fault)
         self._admission.preempt(youngest)
+        self.routing.leave_trial(generation)
         self._making_room = True
         self._actor.spawn(self._vacate(generation), f"preempt {youngest:016x}")
         return True
@@ -126,4 +143,5 @@ class Moves:
             self._making_room = False
         if not generation.session.finished:
             generation.session.route = []
+            self.news.set()
         self._admit()

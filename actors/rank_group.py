@@ -19,11 +19,12 @@ from zrt.actors.rank_operations import ABORT_S, RankOperations
 from zrt.actors.rank_processes import RankProcesses
 from zrt.runtime.actor import Actor
 from zrt.runtime.compute.communicator import Communicator, Rendezvous
-from zrt.runtime.compute.engine import Engine, TurnResult, Work
+from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.layout import shard_shapes
 from zrt.runtime.compute.rank import step_response
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.split import check_split
+from zrt.runtime.compute.turn import TurnResult, Work
 from zrt.runtime.compute.weights import open_checkpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
@@ -254,7 +255,7 @@ class RankGroup:
             )
             for work in works
         ]
-        rows = works[0].rows if len(works) == 1 else torch.cat([work.rows for work in works])
+        rows = works[0].held if len(works) == 1 else torch.cat([work.held for work in works])
         if self.engine.shard.is_first:
             request = StepBatch(steps, rows.tolist(), best=all(work.takes_best for work in works))
         else:

@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar
 
 from zrt.actors.group_record import GroupRecord
 from zrt.actors.rank_processes import RankProcess, RankProcesses, Response
-from zrt.runtime.errors import ZrtError
+from zrt.runtime.compute.device_memory import out_of_memory
+from zrt.runtime.errors import MEMORY, Kind, ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.messages.ranks import RankMessage, StepBatch, StepBatchOk, WorkerRequest
 
@@ -146,7 +147,7 @@ class RankOperations:
             pending -= done
             if not done:
                 said = f"failed: {failed}" if failed is not None else "has ended"
-                self.fail(ZrtError("rank_failed", f"one part {said}, and others still wait for it", self._name))
+                self.fail(ZrtError(_kind([failed]), f"one part {said}, and others still wait for it", self._name))
             elif failed is None and (failed := next(filter(None, map(_error, done - {breaks})), None)) is not None:
                 due = loop.time() + GRACE_S
             elif due is None:
@@ -182,13 +183,12 @@ class RankOperations:
         words = "; ".join(faults)
         if self.broken is not None:
             said = f"{self.broken.message}{f'; {words}' if words else ''}"
-            return ZrtError("rank_failed", f"{op}: {said}", self._name)
+            return ZrtError(_kind([self.broken, *errors]), f"{op}: {said}", self._name)
         if own is None:
-            error = ZrtError("rank_failed", f"{op}: leader succeeded but workers failed: {words}", self._name)
+            error = ZrtError(_kind(errors), f"{op}: leader succeeded but workers failed: {words}", self._name)
         elif not known or own.kind == "rank_failed" or any(not other or other.kind != own.kind for other in others):
-            error = ZrtError(
-                "rank_failed", f"{op}: {own.message}{f'; {words}' if words else '; the ranks did not fail'}", self._name
-            )
+            said = f"{op}: {own.message}{f'; {words}' if words else '; the ranks did not fail'}"
+            error = ZrtError(_kind(errors), said, self._name)
         else:
             return ZrtError(own.kind, f"{own.message}; {words}", own.where)
         self.fail(error)
@@ -236,4 +236,9 @@ def _error(part: "asyncio.Future[Any]") -> ZrtError | None:
     error = part.exception()
     if error is None or isinstance(error, ZrtError):
         return error
-    return ZrtError("internal", f"{type(error).__name__}: {error}")
+    return out_of_memory(error) or ZrtError("internal", f"{type(error).__name__}: {error}")
+
+
+def _kind(errors: Sequence[ZrtError | None]) -> Kind:
+    """Of a broken group: that it had no memory for what it was given is worth knowing."""
+    return next((error.kind for error in errors if error is not None and error.kind in MEMORY), "rank_failed")

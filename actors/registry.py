@@ -12,8 +12,8 @@ from itertools import count
 
 from zrt.actors.generations import Generations
 from zrt.runtime.actor import Actor, Envelope
+from zrt.runtime.cluster_file import Conf
 from zrt.runtime.complaints import Complaints
-from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.helping import Helping
 from zrt.runtime.journal import Journal
@@ -206,7 +206,7 @@ class Registry:
             return
         self._happened.add("death", name, f"process {entry.pid} on {entry.host} is gone")
         self._actor.forget(entry.address)
-        self._generations.moves.peer_lost(entry.address)
+        self._generations.moves.peer_lost(entry.address, died=True)
         self._place()
         if entry.kind == "layer_worker":
             self._workers_changed(entry.address)

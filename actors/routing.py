@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 from zrt.actors.generation import Generation
 from zrt.runtime.actor import Actor
-from zrt.runtime.errors import ZrtError
+from zrt.runtime.errors import MEMORY, ZrtError
 from zrt.runtime.messages.control import Address, Close, ControlMessage, Credit, Open, Opened
 from zrt.runtime.messages.header import Step
 from zrt.runtime.messages.inference import InferenceRequest
 from zrt.runtime.roster import Crowd, Roster
 from zrt.runtime.sessions import Session, Span, State, replay_spans
+from zrt.runtime.suspects import LOSSES, Suspects
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +28,16 @@ ATTEMPTS = 30  # routing attempts without a token in between
 MENDED = frozenset(
     {"kv_gap", "kv_full", "warming_up", "model_not_loaded", "stage_lost", "deadline", "overloaded"}
     | {"rank_failed", "worker_failed"}
+    | MEMORY
 )
 """Kinds of a failed step or open that another attempt may mend."""
+BLAMED = frozenset({"rank_failed", "worker_failed"} | MEMORY)
+"""Kinds of a failed step that may have been too much for what ran it."""
 
 
 class Routing:
-    """`crowd(slot)` tells how many sessions run where at this moment; `fail` ends a generation that no route can save."""
+    """`crowd(slot)` tells how many sessions run where at this moment; `fail` ends a generation that no route can save; `moved` hears of each
+    that took a route, `cleared` when one that was a suspect leaves room for another."""
 
     def __init__(
         self,
@@ -41,11 +46,16 @@ class Routing:
         *,
         crowd: Callable[[int], Crowd],
         fail: Callable[[Generation, ZrtError], None],
+        moved: Callable[[], None],
+        cleared: Callable[[], None],
     ) -> None:
+        self.suspects = Suspects()
         self._actor = actor
         self._roster = roster
         self._crowd = crowd
         self._fail = fail
+        self._moved = moved
+        self._cleared = cleared
 
     def begin(self, generation: Generation, delay: float = 0.0) -> None:
         """Take a (new) route, `delay` seconds from now. What still runs under an older epoch is dead from now on."""
@@ -68,6 +78,19 @@ class Routing:
         delay = RETRY_S[min(generation.attempts, len(RETRY_S) - 1)]
         generation.attempts += 1
         self.begin(generation, delay)
+
+    def blame(self, generation: Generation, error: ZrtError) -> bool:
+        """A stage was lost in a turn that this session was in. False if that was once too often: it has ended."""
+        if not self.suspects.lost(generation.id):
+            return True
+        text = f"each of the last {LOSSES} times that this session was run its stage was lost, at last with {error.message}"
+        self._fail(generation, ZrtError(error.kind, text, error.where))
+        return False
+
+    def clear(self, generation: Generation) -> None:
+        """A token came of it, or it has ended."""
+        if self.suspects and self.suspects.clear(generation.id):
+            self._cleared()
 
     def renew(self, generation: Generation, slot: int) -> None:
         """Let the ring run on, in this slot, once half its credit is used up; a client that does not listen gets none."""
@@ -95,6 +118,11 @@ class Routing:
             if isinstance(answer, BaseException):
                 log.info("session %016x: a stage did not hear its close: %s", session.id, answer)
 
+    def leave_trial(self, generation: Generation) -> None:
+        """It does not run for now."""
+        if self.suspects.leave(generation.id):
+            self._cleared()
+
     def send(self, address: Address, message: ControlMessage) -> None:
         """Tell a replica; if it is gone, that is heard elsewhere."""
         try:
@@ -109,7 +137,10 @@ class Routing:
         if session.epoch != epoch or session.finished:
             return
         before, route = session.route, self._roster.route(session.route, self._crowd(session.slot))
+        if route is not None and not self.suspects.may_run(session.id):
+            route, generation.fault = None, "another session, with which a stage was lost as well, is tried first"
         session.route = self._roster.holding(before) if route is None else route
+        self._moved()
         for address in before:
             if address not in session.route:
                 self.send(address, Close(session.id, epoch))
@@ -157,6 +188,7 @@ class Routing:
 
     def _wait(self, generation: Generation) -> None:
         """No complete route: the session waits until the roster changes, or ends if that cannot help. What is left of its route keeps its KV."""
+        self.leave_trial(generation)
         if generation.session.state is not State.WAITING:
             generation.session.move(State.WAITING)
         lost = self._roster.stage_lost()

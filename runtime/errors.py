@@ -33,6 +33,7 @@ Kind = Literal[
     "internal",
 ]
 KINDS: Final[frozenset[str]] = frozenset(get_args(Kind))
+MEMORY: Final[frozenset[Kind]] = frozenset({"insufficient_memory", "insufficient_vram"})
 
 
 class ZrtError(Exception):

@@ -16,3 +16,8 @@ class Step:
     n: int
     logits: bool = True
     rope_length: int = 0
+
+
+def session_name(key: Hashable) -> str:
+    """A session as people are shown it: those that a coordinator counts in 16 hexadecimal digits, those of bare peers as they are kept."""
+    return f"{key:016x}" if isinstance(key, int) else repr(key)

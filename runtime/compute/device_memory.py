@@ -15,3 +15,13 @@ def device_memory(device: str) -> tuple[int, int]:
         raise ZrtError("unsupported", f"there is no device {device} here: {torch.cuda.device_count()} CUDA devices")
     free, total = torch.cuda.mem_get_info(place)
     return free, total
+
+
+def out_of_memory(error: BaseException) -> ZrtError | None:
+    """insufficient_memory or insufficient_vram, where that is what an exception of whatever kind says."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return ZrtError("insufficient_vram", str(error))
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        said = str(error).rpartition("DefaultCPUAllocator: ")[2]
+        return ZrtError("insufficient_memory", said or "there is no memory left")
+    return None

@@ -5,9 +5,10 @@ from typing import Final
 
 import torch
 
-from zrt.runtime.compute.engine import Engine, Work
+from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
 from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weights import RandomCheckpoint
 from zrt.runtime.tensors import dtype_name
 

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from zrt.runtime.compute.batch import session_name
 from zrt.runtime.errors import ZrtError
 
 
@@ -125,7 +126,7 @@ class PagePool:
         if missing > free:
             raise ZrtError(
                 "kv_full",
-                f"session {key!r} needs {missing} more KV pages of {self._page_tokens} tokens to hold {upto} tokens; "
+                f"session {session_name(key)} needs {missing} more KV pages of {self._page_tokens} tokens to hold {upto} tokens; "
                 f"{free} of {self._total} are free, {self._used} used by {len(self._sessions)} sessions",
             )
         self._make_room(missing, None)
@@ -138,7 +139,7 @@ class PagePool:
         if not row.have <= upto <= row.pages * self._page_tokens:
             raise ZrtError(
                 "internal",
-                f"session {key!r} holds {row.have} tokens in {row.pages} pages; {upto} cannot be committed",
+                f"session {session_name(key)} holds {row.have} tokens in {row.pages} pages; {upto} cannot be committed",
             )
         row.have = upto
         self._publish(row)
@@ -190,7 +191,7 @@ class PagePool:
     def _row(self, key: Hashable) -> _Row:
         row = self._sessions.get(key)
         if row is None:
-            raise ZrtError("unknown_session", f"session {key!r} is not open here")
+            raise ZrtError("unknown_session", f"session {session_name(key)} is not open here")
         return row
 
     def _new_row(self, keep: _Row | None) -> _Row:

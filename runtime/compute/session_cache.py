@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 
+from zrt.runtime.compute.batch import session_name
 from zrt.runtime.compute.pages import Opening, PagePool, PoolStats
 from zrt.runtime.errors import ZrtError
 
@@ -57,7 +58,8 @@ class SessionCache(ABC):
         """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be; nothing changes then."""
         if upto > self.context:
             raise ZrtError(
-                "context_exceeded", f"session {key!r} would hold {upto} tokens; the context is {self.context}"
+                "context_exceeded",
+                f"session {session_name(key)} would hold {upto} tokens; the context is {self.context}",
             )
         self._pages.reserve(key, upto)
         self._take_back()

@@ -10,7 +10,7 @@ from zrt.actors.lent_worker import LentWorker
 from zrt.runtime.actor import Actor
 from zrt.runtime.compute.inventory import Inventory
 from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.layer_files import LayerFile, Offer
+from zrt.runtime.layer_offer import LayerFile, Offer
 from zrt.runtime.messages.control import Address
 from zrt.runtime.messages.layers import (
     LayerAssignment,

@@ -160,9 +160,22 @@ async def test_a_block_server_does_not_join_another_cluster_that_got_the_port(cl
         await other.stop()
 
 
-async def test_a_coordinator_waits_for_the_port_of_the_one_whose_place_it_takes(cluster: Local) -> None:
+async def test_a_coordinator_waits_for_the_port_of_the_one_whose_place_it_takes(
+    cluster: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = Actor.start, 0
+
+    async def counted(actor: Actor) -> None:
+        nonlocal refused
+        try:
+            await start(actor)
+        except ZrtError:
+            refused += 1
+            raise
+
+    monkeypatch.setattr(Actor, "start", counted)
     coming = asyncio.create_task(successor(cluster))
-    await asyncio.sleep(0.3)
+    await until(lambda: refused == 3)
     assert not coming.done()
     await die(cluster.coordinator)
     new = await asyncio.wait_for(coming, WAIT_S)

@@ -12,7 +12,7 @@ from clusters import Local, local_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import CLIENT, CONTROL, OBEYED, Kind, Mutants, Speaker
-from peers import raw
+from peers import raw, until
 
 TWO: list[str | None] = ["0-1", "2-3"]
 PROMPT = [5, 17, 99, 3]
@@ -65,8 +65,7 @@ async def test_a_cluster_under_garbage_goes_on(make_model: Callable[..., Path], 
         wanted = await cluster.greedy(PROMPT, 30)
         before = psutil.Process().memory_info().rss
         running = [asyncio.ensure_future(cluster.greedy(PROMPT, 200)) for _ in range(0 if forged else 2)]
-        while any(True for _ in cluster.coordinator.generations.infos()) is not bool(running):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: len(cluster.coordinator.generations) == len(running))
         live = [(info.session, epoch) for info in cluster.coordinator.generations.infos() for epoch in (1, 2)]
         speaker = Speaker(sessions=live)
         if forged:

@@ -212,6 +212,7 @@ async def test_ranks_keep_their_weights_when_the_coordinator_is_replaced(folder:
 
 INPUT, PAGES = ZrtError("bad_request", "no such token"), ZrtError("kv_full", "no page")
 RESET, GONE = ZrtError("internal", "the connection was reset"), ZrtError("rank_failed", "no connection")
+MEMORY = ZrtError("insufficient_memory", "no memory is left")
 
 
 @pytest.mark.parametrize(
@@ -225,6 +226,9 @@ RESET, GONE = ZrtError("internal", "the connection was reset"), ZrtError("rank_f
         ([GONE, GONE, GONE], True, "rank_failed"),
         ([RESET, RESET, RESET], False, "rank_failed"),
         ([RESET, GONE, RESET], False, "rank_failed"),
+        ([None, MEMORY, None], True, "insufficient_memory"),
+        ([GONE, MEMORY, GONE], True, "insufficient_memory"),
+        ([MEMORY, GONE, RESET], False, "insufficient_memory"),
     ],
 )
 async def test_whatever_is_not_refused_by_all_alike_breaks_the_group(
@@ -238,7 +242,7 @@ async def test_whatever_is_not_refused_by_all_alike_breaks_the_group(
     error = operations._combined("step", errors, known=known)
     lane.close()
     assert error.kind == kind
-    assert [str(one) for one in lost] == ([str(error)] if kind == "rank_failed" else [])
+    assert [str(one) for one in lost] == ([str(error)] if kind != "bad_request" else [])
     assert operations.broken is (lost[0] if lost else None)
     for rank, said in enumerate(errors[1:], 1):
         assert said is None or f"rank {rank} {said.kind}: {said.message}" in error.message

@@ -123,7 +123,8 @@ async def test_what_came_meanwhile_is_told_when_the_network_is_back(cluster: Loc
         got.take(await stream.next_event())
     network.shut()
     asking = asyncio.create_task(stream.next_event())
-    await asyncio.sleep(0.5)
+    (live,) = cluster.coordinator.generations._live.values()
+    await until(lambda: live.delivery.stalled and len(live.session.tokens) >= live.session.credit)
     (session,) = (await cluster.client.status()).sessions
     assert session.completion_tokens < 60
     await network.open()

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zrt.runtime.capacity import COORDINATOR_BYTES, Needs, in_words, needs, process_bytes, shortage, wishes
+from zrt.runtime.cluster_file import Conf, Kv, Limits, Model, Stage
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
 from zrt.runtime.compute.spec import ModelSpec, spec_from_config
-from zrt.runtime.config import Conf, Kv, Limits, Model, Stage
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks, Wish
 from zrt.runtime.seats import stage_ranges

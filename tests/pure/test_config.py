@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from zrt.runtime import config
-from zrt.runtime.config import Cluster, Conf, Kv, Lend, Limits, Log, Metrics, Model, Spares, Stage, Worker
+from zrt.runtime import cluster_file, config
+from zrt.runtime.cluster_file import Cluster, Conf, Kv, Lend, Limits, Log, Metrics, Model, Spares, Stage, Worker
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks
 
@@ -42,9 +42,9 @@ def test_a_short_file_gets_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("stages", "limits", "chunk"),
     [
-        (["cpu"], "", config.CHUNK),
-        (["cuda:0", "cuda:1"], "", config.CHUNK_ON_GPU),
-        (["cuda:0", "cpu"], "", config.CHUNK),
+        (["cpu"], "", cluster_file.CHUNK),
+        (["cuda:0", "cuda:1"], "", cluster_file.CHUNK_ON_GPU),
+        (["cuda:0", "cpu"], "", cluster_file.CHUNK),
         (["cuda:0"], "[limits]\nchunk = 64", 64),
     ],
 )
