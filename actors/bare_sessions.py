@@ -15,7 +15,8 @@ from zrt.actors.payloads import rows_of
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Actor
 from zrt.runtime.complaints import Complaints
-from zrt.runtime.compute.engine import Engine, Outcome, Work
+from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.turn import Outcome, Work
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.inference import WARMING_UP, InferenceResponse, ResponseType

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zrt.actors.layer_worker import LayerWorker
     from zrt.actors.tp_rank import TpRank
     from zrt.runtime.actor import Actor
-    from zrt.runtime.config import Conf
+    from zrt.runtime.cluster_file import Conf
 
 
 def run_block_server(

@@ -12,6 +12,7 @@ from typing import get_args
 import torch
 
 from zrt.runtime.actor import Actor, Bare, Envelope
+from zrt.runtime.compute.device_memory import out_of_memory
 from zrt.runtime.compute.rank import Rank, device_memory
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.errors import ZrtError
@@ -90,6 +91,9 @@ class TpRank(Actor):
             return Error(error.kind, error.message)
         except Exception as error:
             log.exception("%s: %s failed", self.name, type(request).__name__)
+            known = out_of_memory(error)
+            if known is not None:
+                return Error(known.kind, known.message)
             return Error("internal", f"{type(request).__name__} failed: {type(error).__name__}: {error}")
 
 

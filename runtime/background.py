@@ -1,7 +1,6 @@
 """`zrt up --detach`: a cluster that outlives the command and the terminal it was started from."""
 
 import os
-import re
 import select
 import subprocess
 import time
@@ -12,6 +11,7 @@ from zrt.runtime.client import DOWN_S
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import say
 from zrt.runtime.lifeline import READY_FD
+from zrt.runtime.log_lines import as_said
 from zrt.runtime.spawn import command
 
 READY_S: Final = 1800.0
@@ -77,9 +77,8 @@ def _first_line(pipe: BinaryIO, log: BinaryIO) -> bytes:
 
 
 def _pass_on(log: BinaryIO) -> None:
-    """Without the times of its lines."""
     for line in log.read().decode(errors="replace").splitlines():
-        say(re.sub(r"\d{4}(-\d\d){2} \d\d(:\d\d){2} ", "", line, count=1))
+        say(as_said(line))
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
+from zrt.runtime.cluster_file import Conf, Stage
 from zrt.runtime.compute.layout import DTYPE_BYTES, PAGE_TOKENS, block_bytes, shard_bytes
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import Part, kv_page_bytes, kv_pages, part_bytes
-from zrt.runtime.config import Conf, Stage
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks, Wish
 

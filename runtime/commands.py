@@ -12,7 +12,7 @@ from zrt.runtime.errors import ZrtError
 
 if TYPE_CHECKING:
     from zrt.runtime.asking import Question
-    from zrt.runtime.config import Conf
+    from zrt.runtime.cluster_file import Conf
 
 SAMPLING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p"),
@@ -59,16 +59,16 @@ def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 def up(arguments: argparse.Namespace) -> int:
-    from zrt.runtime.foreground import interruptible, stamp_lines
+    from zrt.runtime.foreground import interruptible
     from zrt.runtime.lifeline import hold
 
     lifeline = hold()
     interruptible()
-    from zrt.runtime import background, preflight, up
+    from zrt.runtime import background, log_lines, preflight, up
 
-    conf = _conf(arguments)
-    if arguments.log and conf.log.format == "text":
-        stamp_lines()
+    conf = log_lines.as_told(_conf(arguments))
+    if not arguments.detach:
+        log_lines.write(conf.log.format, detached=arguments.log)
     asks = arguments.prompt is not None or arguments.token_ids is not None
     if asks and arguments.detach:
         raise ZrtError("bad_config", "--prompt asks once and brings the cluster down: it does not go with --detach")
@@ -79,8 +79,7 @@ def up(arguments: argparse.Namespace) -> int:
     again = _cluster_words_again(arguments)
     if arguments.detach:
         return background.detach(conf.cluster.name, again)
-    ends = "`zrt down` ends it" if arguments.log else "Ctrl-C or `zrt down` ends it"
-    return _run(lambda: up.up(conf, again, question, lifeline, ends))
+    return _run(lambda: up.up(conf, again, question, lifeline, detached=arguments.log))
 
 
 def _conf(arguments: argparse.Namespace) -> "Conf":

@@ -5,7 +5,6 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from io import TextIOWrapper
 from types import FrameType, TracebackType
@@ -14,9 +13,6 @@ from typing import Any, Final, Self, TextIO, TypeVar
 import uvloop
 
 ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-STAMP: Final = "%Y-%m-%d %H:%M:%S"
-"""How a log tells the time."""
 
 _T = TypeVar("_T")
 
@@ -64,24 +60,6 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         mute(sys.stderr)
-
-
-class _Stamped(TextIOWrapper):
-    """A stream whose lines begin with the time."""
-
-    _fresh = True
-
-    def write(self, text: str) -> int:
-        lines = text.splitlines(keepends=True)
-        for line in lines:
-            super().write(f"{time.strftime(STAMP)} {line}" if self._fresh else line)
-            self._fresh = line.endswith("\n")
-        return len(text)
-
-
-def stamp_lines() -> None:
-    """Let each line on stderr begin with the time, since it goes to a log."""
-    sys.stderr = _Stamped(sys.stderr.buffer, encoding="utf-8", errors="replace", line_buffering=True)
 
 
 def listens(stream: TextIO) -> bool:

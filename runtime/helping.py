@@ -7,7 +7,7 @@ it: first to those that wait for room, then to those that have the fewest.
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from zrt.runtime.config import Conf
+from zrt.runtime.cluster_file import Conf
 from zrt.runtime.seats import Seat
 
 

@@ -8,6 +8,7 @@ what happens to processes and routes; at `debug` each turn and token.
 import json
 import logging
 import os
+import re
 import sys
 import time
 from contextlib import suppress
@@ -16,12 +17,19 @@ from typing import Final
 from zrt.runtime.errors import ZrtError
 
 VARIABLE: Final = "ZRT_LOG"
-"""LEVEL or LEVEL:FORMAT, such as info:json."""
+"""LEVEL or LEVEL:FORMAT, such as info:json. In `dated` text each line has the date and the actor's name, as in a log of several processes."""
 LEVELS: Final = ("debug", "info", "warning", "error")
-FORMATS: Final = ("text", "json")
+FORMATS: Final = ("text", "json", "dated")
 FIELDS: Final = ("where", "session", "step", "ms")
 MOST: Final = 700
 """Characters of a message, and of a traceback's end, in a JSON line: whoever passes lines on cuts long ones."""
+STAMP: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ")
+"""How a dated line begins."""
+
+
+def stamp(at: float) -> str:
+    """The local time at Unix second `at`, as a dated line begins."""
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}.{int(at % 1 * 1000):03d}"
 
 
 def settings(text: str) -> tuple[str, str]:
@@ -43,22 +51,20 @@ class Words(logging.Handler):
 
 
 class Text(logging.Formatter):
-    """For people: time, level, actor, message, and the fields that are there. Where a parent passes it on (not `alone`), that says the actor."""
+    """For people: time, level, actor, message, and the fields that are there. What is not `dated` is passed on by a parent, which says the actor."""
 
-    def __init__(self, *, alone: bool = True) -> None:
+    def __init__(self, *, dated: bool = True) -> None:
         super().__init__()
         self.actor = ""
-        self._alone = alone
+        self._dated = dated
 
     def format(self, record: logging.LogRecord) -> str:
         found = "".join(f" {name}={value}" for name, value in _fields(record).items())
-        at = time.strftime("%H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
-        level = record.levelname.lower()
-        if self._alone:
-            at, level = (
-                f"{time.strftime('%Y-%m-%d', time.localtime(record.created))} {at}",
-                f"{level} {self.actor or record.name}",
-            )
+        at, level = stamp(record.created), record.levelname.lower()
+        if self._dated:
+            level = f"{level} {self.actor or record.name}"
+        else:
+            at = at.partition(" ")[2]
         line = f"{at} {level}: {self._message(record)}{found}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -71,17 +77,16 @@ class Json(Text):
     """For programs: an object with `at` (Unix seconds), `level`, `actor`, `module`, `message`, and the fields that are there."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, object] = {
-            "at": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "actor": self.actor,
-            "module": record.name,
-            "message": self._message(record)[:MOST],
-            **_fields(record),
-        }
+        said = _fields(record)
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)[-MOST:]
-        return json.dumps(said)
+        return as_json(record.created, record.levelname.lower(), self.actor, record.name, self._message(record), **said)
+
+
+def as_json(at: float, level: str, actor: str, module: str, message: str, **said: object) -> str:
+    """A line for programs."""
+    fields = {"at": round(at, 3), "level": level, "actor": actor, "module": module, "message": message[:MOST]}
+    return json.dumps(fields | said)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
@@ -98,7 +103,7 @@ def log_to_stderr(*, alone: bool) -> Text:
     """
     level, form = settings(os.environ.get(VARIABLE, "") or ("info" if alone else "warning"))
     words = Words()
-    lines = Json() if form == "json" else Text(alone=alone)
+    lines = Json() if form == "json" else Text(dated=alone or form == "dated")
     words.setFormatter(lines)
     logging.basicConfig(level=logging.WARNING, handlers=[words], force=True)
     logging.getLogger("zrt").setLevel(level.upper())

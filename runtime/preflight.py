@@ -12,10 +12,10 @@ from rich.table import Table
 
 from zrt.runtime.capacity import Needs, StageNeeds, in_words, needs, shortage
 from zrt.runtime.check import Report, found_spec, inspect, require_weights
+from zrt.runtime.cluster_file import Conf
 from zrt.runtime.compute.inventory import Problem
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.split import check_split
-from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import say
 from zrt.runtime.machine import available_memory

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zrt.runtime.capacity import wishes
+from zrt.runtime.cluster_file import Conf
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import check_split
-from zrt.runtime.config import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import GPU_MEMORY, Lend
 from zrt.runtime.plan import Blocks, plan

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from zrt.runtime.foreground import say
-from zrt.runtime.messages.client import Finished
+from zrt.runtime.messages.client import Cluster, Finished
 from zrt.runtime.messages.client import Progress as Phase
 
 
@@ -53,6 +53,23 @@ class Bars:
             self._ended.add(what)
             if not self._console.is_terminal:
                 say(f"{what}: done" + (f", {total / 1e6:.1f} MB at {rate}" if rate else ""))
+
+    def loading(self, cluster: Cluster) -> None:
+        """How stages load, and their layer workers; whom they wait for."""
+        for actor in cluster.actors:
+            if actor.stage < 0:
+                continue
+            if actor.lend is not None:
+                self.state(actor.name, f"{actor.name} waits for {actor.lend.waits_for}" if actor.lend.waits_for else "")
+                for worker in actor.lend.workers:
+                    if worker.total_bytes and worker.state != "asked":
+                        what = f"{worker.name} (blocks {worker.layers} of {actor.name})"
+                        self.update(worker.held_bytes, worker.total_bytes, what, worker.push_bytes_s)
+            if actor.total_bytes:
+                what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
+                self.update(actor.done_bytes, actor.total_bytes, what)
+                captures = actor.state == "loading" and actor.all_graphs > 0
+                self.state(what, f"{what} captures {actor.all_graphs} CUDA graphs" if captures else "")
 
     def state(self, whose: str, text: str) -> None:
         """A line when this is said of somebody first, or anew."""
@@ -116,10 +133,11 @@ def figures(finished: Finished) -> str:
     ]
     compute = sum(stage.compute_ms for stage in finished.stages)
     for stage in finished.stages:
-        share = stage.compute_ms / compute if compute else 0.0
+        own, lent = ((part / compute if compute else 0.0) for part in (stage.compute_ms - stage.lent_ms, stage.lent_ms))
+        workers = f", its layer workers {lent:.0%}" if stage.lent_ms else ""
         tokens = max(1, finished.completion_tokens)
         lines.append(
-            f"  {stage.name} (blocks {stage.blocks}): {share:.0%} of the compute, "
+            f"  {stage.name} (blocks {stage.blocks}): {own:.0%} of the compute{workers}, "
             f"a token {stage.compute_ms / tokens:.1f} ms computing, {stage.queue_ms / tokens:.1f} waiting, {stage.encode_ms / tokens:.1f} encoding"
         )
     lines.append(f"  between the stages: {timings.network_ms / max(1, finished.completion_tokens - 1):.1f} ms a token")

@@ -19,15 +19,15 @@ from zrt.runtime import running
 from zrt.runtime.actor import Envelope
 from zrt.runtime.asking import Question, answer
 from zrt.runtime.client import LEAVE_S, Client
+from zrt.runtime.cluster_file import Conf, Spares, Stage, Worker
 from zrt.runtime.compute.threads import thread_environment
-from zrt.runtime.config import Conf, Log, Spares, Stage, Worker, threads
+from zrt.runtime.config import threads
 from zrt.runtime.connection import CONNECT_S
 from zrt.runtime.errors import KINDS, Kind, ZrtError
 from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline
-from zrt.runtime.logs import VARIABLE
+from zrt.runtime.logs import STAMP, VARIABLE
 from zrt.runtime.member import Member
-from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, Kill
 from zrt.runtime.seats import seat_name, spare_names
 from zrt.runtime.show import Bars
@@ -49,17 +49,17 @@ HUNG_S: Final = 4.0
 WATCH_S: Final = 0.5
 
 
-async def up(conf: Conf, words: list[str], question: Question | None, lifeline: Lifeline, ends: str) -> int:
+async def up(conf: Conf, words: list[str], question: Question | None, lifeline: Lifeline, *, detached: bool) -> int:
     """Bring the cluster up; stay until it is told to go, or until `question` is answered: the exit status.
 
-    `words` are the conf's command line words, `ends` says how it is ended. ZrtError: why it did not come up, or ended by itself.
+    `words` are the conf's command line words; where it is `detached`, stderr is a log. ZrtError: why it did not come up, or ended by itself.
     """
-    parent = Parent(conf, words)
+    parent = Parent(conf, words, detached=detached)
     loop = asyncio.get_running_loop()
     for number in ending_signals():
         loop.add_signal_handler(number, parent.on_signal)
     ended = asyncio.ensure_future(parent.ended.wait())
-    work = asyncio.ensure_future(parent.serve(question, lifeline, ends))
+    work = asyncio.ensure_future(parent.serve(question, lifeline))
     try:
         await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
         if question is None and work.done() and not work.exception():
@@ -86,8 +86,9 @@ class Parent:
     """The processes of one cluster. `ended` is set when it is to go: by `zrt down`, by a signal, or by a death that is final (`fault`): the
     coordinator's, or while it comes up that of any but a spare. Later a stage that is lost is told its sessions, and the cluster stays."""
 
-    def __init__(self, conf: Conf, words: list[str]) -> None:
+    def __init__(self, conf: Conf, words: list[str], *, detached: bool) -> None:
         self.conf = conf
+        self.detached = detached
         self.ended = asyncio.Event()
         self.fault: ZrtError | None = None
         self.was_ready = False
@@ -106,7 +107,7 @@ class Parent:
 
     # ---- the cluster's life -------------------------------------------------------------------------------------
 
-    async def serve(self, question: Question | None, lifeline: Lifeline, ends: str) -> int:
+    async def serve(self, question: Question | None, lifeline: Lifeline) -> int:
         """Start everything, say when it is ready, and answer the question if there is one: the exit status."""
         endpoint = await self._start()
         async with Client(endpoint) as client:
@@ -116,6 +117,7 @@ class Parent:
                 lifeline.ready(endpoint, 0)
                 self._answering = True
                 return await answer(client, question)
+        ends = "`zrt down` ends it" if self.detached else "Ctrl-C or `zrt down` ends it"
         self._say(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; {ends}")
         lifeline.ready(endpoint, 0)
         return 0
@@ -153,8 +155,8 @@ class Parent:
 
     def _environment(self, threads: int) -> dict[str, str]:
         log = self.conf.log
-        said = {} if log == Log() else {VARIABLE: f"{log.level}:{log.format}"}
-        return thread_environment(threads) | said
+        form = "dated" if log.format == "text" and self.detached else log.format
+        return thread_environment(threads) | {VARIABLE: f"{log.level}:{form}"}
 
     def _spawn_server(self, name: str, endpoint: str, conf: Stage | Spares) -> None:
         alone, shared = threads(self.conf, conf, len(os.sched_getaffinity(0)))
@@ -196,7 +198,7 @@ class Parent:
                     async for cluster in watch:
                         if cluster.fault:
                             raise _fault(cluster.fault)
-                        _show_loading(bars, cluster)
+                        bars.loading(cluster)
                         if cluster.ready:
                             return
             finally:
@@ -308,8 +310,8 @@ class Parent:
         return Done()
 
     def _on_line(self, name: str, line: str) -> None:
-        is_object = self.conf.log.format == "json" and line.startswith("{")
-        self._say(line if is_object else f"{name}: {line}")
+        logged = line.startswith("{") if self.conf.log.format == "json" else STAMP.match(line)
+        self._say(line if logged else f"{name}: {line}")
 
     def _say(self, text: str) -> None:
         """Whoever looks after processes does not wait for those who read what it says."""
@@ -336,20 +338,3 @@ def _fault(text: str) -> ZrtError:
     """A cluster's fault as an error."""
     kind, _, message = text.partition(": ")
     return ZrtError.of(kind, message) if kind in KINDS else ZrtError("stage_lost", text)
-
-
-def _show_loading(bars: Bars, cluster: Cluster) -> None:
-    for actor in cluster.actors:
-        if actor.stage < 0:
-            continue
-        if actor.lend is not None:
-            bars.state(actor.name, f"{actor.name} waits for {actor.lend.waits_for}" if actor.lend.waits_for else "")
-            for worker in actor.lend.workers:
-                if worker.total_bytes and worker.state != "asked":
-                    what = f"{worker.name} (blocks {worker.layers} of {actor.name})"
-                    bars.update(worker.held_bytes, worker.total_bytes, what, worker.push_bytes_s)
-        if actor.total_bytes:
-            what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
-            bars.update(actor.done_bytes, actor.total_bytes, what)
-            captures = actor.state == "loading" and actor.all_graphs > 0
-            bars.state(what, f"{what} captures {actor.all_graphs} CUDA graphs" if captures else "")

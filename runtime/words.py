@@ -135,9 +135,7 @@ def size(text: str) -> int:
 
 
 def session(text: str) -> int:
-    """A session id: 16 hexadecimal digits, as people are shown it, else the number that JSON has."""
-    if re.fullmatch("[0-9A-Fa-f]{16}", text):
-        return int(text, 16)
-    if not re.fullmatch("[0-9]{1,19}", text):
+    """A session id: 16 hexadecimal digits, as it is shown everywhere."""
+    if not re.fullmatch("[0-9A-Fa-f]{16}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a session id: `zrt status` shows them")
-    return int(text)
+    return int(text, 16)

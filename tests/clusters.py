@@ -13,9 +13,10 @@ from zrt.actors.coordinator import Coordinator
 from zrt.actors.layer_worker import LayerWorker
 from zrt.runtime.capacity import process_bytes
 from zrt.runtime.client import Client
+from zrt.runtime.cluster_file import Conf
 from zrt.runtime.compute.layout import block_bytes, ends_bytes
 from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.config import Conf, parse
+from zrt.runtime.config import parse
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import Close
 from zrt.runtime.prompts import Prompts

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import BindingType
+from textual.command import Provider
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Footer, Input, Static
@@ -20,10 +20,12 @@ from zrt.tui.detail import Detail
 from zrt.tui.feed import Feed
 from zrt.tui.keys import HELP, KEYS, ONLY, VIEWS
 from zrt.tui.lines import Lines
+from zrt.tui.palette import Commands
 from zrt.tui.plot import plot
 from zrt.tui.rows import clean
 from zrt.tui.screens import Chat, Confirm, Page
 from zrt.tui.state import State
+from zrt.tui.status import as_json
 from zrt.tui.tables import DRAINS, EVENTS, ORDERS, REPLIES, SESSIONS, events, sessions
 from zrt.tui.tree import TREE, Node, nodes
 
@@ -46,6 +48,7 @@ class Top(App[None]):
     #plots { height: 1fr; color: $text-accent; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [*KEYS]
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {Commands}
 
     def __init__(self, endpoint: str, folder: Path) -> None:
         super().__init__()
@@ -226,11 +229,11 @@ class Top(App[None]):
             self.push_screen(Page(lines.id or "", "\n".join(lines.table.described(lines.item))))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        yield from super().get_system_commands(screen)
         for binding in KEYS:
             action = binding.action
             if action not in ("next_view", "quit") and self.check_action(action, ()):
                 yield SystemCommand(f"zrt: {binding.description}", f"key {binding.key}", self._runner(action))
+        yield from super().get_system_commands(screen)
 
     def _runner(self, action: str) -> Callable[[], Awaitable[bool]]:
         return lambda: self.run_action(action)
@@ -306,7 +309,7 @@ class Top(App[None]):
         self._write("svg", lambda: self.export_screenshot(title="zrt top").encode())
 
     def action_export_json(self) -> None:
-        self._write("json", lambda: msgspec.json.encode(self.state.cluster))
+        self._write("json", lambda: as_json(self.state.cluster) if self.state.cluster is not None else b"null")
 
     def _write(self, ending: str, content: Callable[[], bytes]) -> None:
         path = self._folder / f"zrt-top-{time.strftime('%Y%m%d-%H%M%S')}.{ending}"

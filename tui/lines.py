@@ -12,6 +12,8 @@ from textual.strip import Strip
 
 from zrt.tui.rows import Row, Table
 
+NARROW = 80
+"""Columns of a terminal that tables are made for; in a wider one some columns are as wide as they need."""
 STYLES = ("plain", "dim", "good", "warn", "bad", "head", "cursor")
 
 
@@ -60,7 +62,7 @@ class Lines(ScrollView, can_focus=True):
     def __init__(self, table: Table[Any], *, id: str, empty: str = "") -> None:
         super().__init__(id=id)
         self.drawn = 0
-        self.table = table
+        self.table = self._given = table
         self._empty = empty
         self._items: Sequence[Any] = []
         self._shown: dict[int, Row] = {}
@@ -79,7 +81,8 @@ class Lines(ScrollView, can_focus=True):
     def show(self, items: Sequence[Any]) -> None:
         """The rows from now on."""
         key = self.table.key(self.item) if self._items else None
-        count = len(self._items)
+        count, widths = len(self._items), self.table.widths
+        self.table = self._given.fitted(items, self.size.width - NARROW)
         self._items = items
         place = min(self._cursor, max(0, len(items) - 1))
         if key is not None and not (items and self.table.key(items[place]) == key):
@@ -88,7 +91,7 @@ class Lines(ScrollView, can_focus=True):
         self._cursor = place
         if len(items) != count:
             self.virtual_size = Size(self.size.width, len(items) + 1)
-        if len(items) != count or moved:
+        if len(items) != count or moved or self.table.widths != widths:
             self.refresh()
             return
         top = self.scroll_offset.y

@@ -1,10 +1,10 @@
 """A table's rows as lines of text, and what they are made of: cells, bars, sparklines, amounts. Pure: no widgets, no clock."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, Literal, TypeVar
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 
 Style = Literal["plain", "dim", "good", "warn", "bad"]
 BARS: Final = "▁▂▃▄▅▆▇█"
@@ -23,11 +23,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A title, a width in terminal cells (negative: flush right), and what of an item is shown there."""
+    """A title, a width in terminal cells (negative: flush right), and what of an item is shown there. Up to `most` it may be wider, where what
+    is shown is."""
 
     title: str
     width: int
     show: Callable[[T], str]
+    most: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,20 @@ class Table(Generic[T]):
     columns: Sequence[Column[T]]
     key: Callable[[T], str]
     style: Callable[[T], Style]
+
+    def fitted(self, items: Sequence[T], room: int) -> "Table[T]":
+        """As wide as these items need; by `room` cells at most."""
+        columns = []
+        for column in self.columns:
+            if column.most:
+                more = max(0, min(room, column.most - column.width, _widest(column, items) - column.width))
+                column, room = replace(column, width=column.width + more), room - more
+            columns.append(column)
+        return replace(self, columns=columns)
+
+    @property
+    def widths(self) -> list[int]:
+        return [column.width for column in self.columns]
 
     @property
     def head(self) -> str:
@@ -57,12 +73,16 @@ def clean(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() or one == "\n" else " " for one in text)
 
 
+def _widest(column: Column[T], items: Sequence[T]) -> int:
+    return max((cell_len(column.show(item)) for item in items), default=0)
+
+
 def _cell(text: str, width: int) -> str:
-    """Cut or filled; control characters, line breaks too, are not shown."""
+    """Cut, which is shown, or filled; control characters, line breaks too, are not shown."""
     text = clean(text).replace("\n", " ")
-    if width >= 0:
-        return set_cell_size(text, width)
-    return text.rjust(-width) if len(text) <= -width else set_cell_size(text, -width)
+    if cell_len(text) > abs(width):
+        return set_cell_size(text, abs(width) - 1) + "…"
+    return set_cell_size(text, width) if width >= 0 else text.rjust(-width)
 
 
 def bar(part: float, whole: float, width: int) -> str:

@@ -43,12 +43,20 @@ async def status(endpoint: str | None, *, json: bool, watch: bool) -> int:
 
 def _print(cluster: Cluster, *, json: bool) -> None:
     if json:
-        print(msgspec.json.encode(cluster).decode(), flush=True)
+        print(as_json(cluster).decode(), flush=True)
         return
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     for line in tree(cluster):
         console.print(line, soft_wrap=not sys.stdout.isatty())
     sys.stdout.flush()
+
+
+def as_json(cluster: Cluster) -> bytes:
+    """One object; ids of sessions are said as commands take them."""
+    fields = msgspec.to_builtins(cluster)
+    for session in fields["sessions"]:
+        session["session"] = f"{session['session']:016x}"
+    return msgspec.json.encode(fields)
 
 
 def tree(cluster: Cluster) -> list[Text]:
@@ -62,8 +70,10 @@ def tree(cluster: Cluster) -> list[Text]:
     for actor in cluster.actors:
         if actor.lend is not None and actor.lend.waits_for:
             lines.append(Text(clean(f"{actor.name} waits for {actor.lend.waits_for}"), style="yellow"))
-    lines.append(Text(TREE.head.rstrip(), style="underline"))
-    lines += [_line(TREE.row(node)) for node in nodes(cluster)]
+    rows = nodes(cluster)
+    table = TREE.fitted(rows, WIDE)
+    lines.append(Text(table.head.rstrip(), style="underline"))
+    lines += [_line(table.row(node)) for node in rows]
     if cluster.sessions:
         lines += [Text(""), Text(SESSIONS.head.rstrip(), style="underline")]
         lines += [_line(SESSIONS.row(session)) for session in cluster.sessions]

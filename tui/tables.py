@@ -28,7 +28,7 @@ SESSIONS: Final = Table[SessionInfo](
         Column("between tokens", 16, lambda one: sparkline(one.gaps_ms, 16)),
         Column("epoch", -5, lambda one: str(one.epoch)),
         Column("pages", -5, lambda one: str(one.kv_pages)),
-        Column("client", 15, lambda one: one.client.removeprefix("client.")),
+        Column("client", 16, lambda one: one.client.removeprefix("client.")),
         Column("route", 60, lambda one: " → ".join(one.route)),
     ),
     key=lambda one: f"{one.session:016x}",

@@ -63,7 +63,7 @@ def _under(actor: ActorInfo, stem: str, workers: dict[str, ActorInfo]) -> list[N
     made = [Node(f"{actor.name} rank {rank.rank}", f"rank {rank.rank}", actor, rank=rank) for rank in ranks]
     lent = actor.lend.workers if actor.lend is not None else []
     made += [
-        Node(worker.name, f"{worker.name}, blocks {worker.layers or '–'}", workers.get(worker.name), worker=worker)
+        Node(worker.name, f"{worker.layers or '–'}: {worker.name}", workers.get(worker.name), worker=worker)
         for worker in lent
     ]
     return [
@@ -170,7 +170,7 @@ def _style(node: Node) -> Style:
 
 TREE: Final = Table[Node](
     (
-        Column("actor", 25, lambda node: node.label),
+        Column("actor", 25, lambda node: node.label, most=40),
         Column("state", 9, _state),
         Column("KV pages", 11, _server(_kv)),
         Column("queue", -5, _server(lambda actor: str(actor.waiting))),

@@ -254,13 +254,14 @@ class Piece(Answering):
 
 class StageShare(Struct):
     """Where one stage's time went over a generation, in milliseconds: waiting in its queue, computing, handing results on; and its
-    blocks."""
+    blocks. `lent_ms` is what of the computing its layer workers took, there and back."""
 
     name: str
     blocks: str
     queue_ms: float
     compute_ms: float
     encode_ms: float = 0.0
+    lent_ms: float = 0.0
 
 
 class Timings(Struct):

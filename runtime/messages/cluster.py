@@ -16,7 +16,8 @@ class ActorInfo(Struct):
     """One process as the coordinator sees it. `blocks` is "0-14", empty while blank; `silent_ms` is the time since its last beat.
 
     `done_bytes` of `total_bytes` of its weights are loaded; `rss_bytes` is its resident memory. `stale` counts what it dropped since it
-    came too late: steps of older epochs, messages meant for or sent by processes that are no more.
+    came too late: steps of older epochs, messages meant for or sent by processes that are no more. `handed` counts the messages whose rows
+    it left in memory for the next stage, on a GPU of the same machine.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ActorInfo(Struct):
     kv: KvStats | None = None
     fault: str = ""
     stale: int = 0
+    handed: int = 0
     group: GroupLoad | None = None
     """Its tensor-parallel ranks."""
     tokens_s: float = 0.0

@@ -219,11 +219,11 @@ async def test_a_client_is_stopped(seconds: float, shared: Running) -> None:
         client.stdout.read(1)
         client.send_signal(signal.SIGSTOP)
         at, free = time.monotonic(), None
-        async with Client(shared.endpoint) as other:
-            while time.monotonic() - at < seconds:
-                await asyncio.sleep(0.2)
-                if free is None and not (await other.status()).sessions:
-                    free = time.monotonic() - at
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), Client(shared.endpoint) as other, aclosing(other.watch()) as watch:
+                async for now in watch:
+                    if free is None and not now.sessions:
+                        free = time.monotonic() - at
         client.send_signal(signal.SIGCONT)
         resumed = time.monotonic()
         _, said = await asyncio.to_thread(client.communicate, timeout=SEEN_S)
@@ -254,9 +254,10 @@ async def test_a_stage_that_goes_on_after_it_was_given_up_is_not_obeyed_as_what_
         at = time.monotonic()
         hearing = asyncio.ensure_future(hear(stream, ids, at))
         try:
-            while any(actor.name == "stage1" and actor.state == "ready" for actor in (await client.status()).actors):
-                assert time.monotonic() - at < KILLED_S
-                await asyncio.sleep(0.1)
+            async with asyncio.timeout(KILLED_S), aclosing(client.watch()) as watch:
+                async for now in watch:
+                    if not any(actor.name == "stage1" and actor.state == "ready" for actor in now.actors):
+                        break
             given_up = time.monotonic() - at
             stage.resume()
             seen = await hearing

@@ -49,6 +49,7 @@ def conf(
         ("generate hi --token-ids 1", "give either a text or --token-ids"),
         ("generate hi --connect nonsense", "nonsense"),
         ("cancel xyz", "'xyz' is not a session id: `zrt status` shows them"),
+        ("cancel 1234567890123456789", "is not a session id: `zrt status` shows them"),
         ("up --stages 0", "--stages: 0 is not 1 or more"),
         ("up --prompt hi --detach", "it does not go with --detach"),
         ("up --max-tokens 3", "go with --prompt or --token-ids"),
@@ -73,7 +74,7 @@ def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
     assert "it is not UTF-8" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["generate", "hi"], ["status"], ["down"], ["chat"], ["cancel", "31"]])
+@pytest.mark.parametrize("words", [["generate", "hi"], ["status"], ["down"], ["chat"], ["cancel", "0000000000000031"]])
 def test_no_cluster(words: list[str], tmp_path: Path) -> None:
     done = run_zrt(*words, home=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")

@@ -421,7 +421,7 @@ async def test_an_actor_that_does_not_stop_ends_at_the_second_signal(family: Fam
     await child.ready()
     pid = child.pid
     os.kill(pid, signal.SIGTERM)
-    await asyncio.sleep(0.1)
+    await until(lambda: ("stubborn", "is told to stop") in family.lines)
     os.kill(pid, signal.SIGINT)
     await until(lambda: bool(family.deaths))
     assert family.deaths[0].exit == 128 + signal.SIGINT

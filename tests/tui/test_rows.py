@@ -19,8 +19,8 @@ actor                     state     KV pages    queue  busy  tok/s memory p50 ms
 test: tiny                ready
 ├ stage 0, blocks 0-0     1/1
 │ └ stage0                ready     ██░░░░  25%     0    0%    0.0           1.2
-│   ├ attic, blocks 3-4   ready                                        3G    2.5
-│   └ cellar, blocks –    push 50%
+│   ├ 3-4: attic          ready                                        3G    2.5
+│   └ –: cellar           push 50%
 ├ stage 1, blocks 1-1     0/2
 │ ├ stage1.0              load 50%  ██░░░░  25%     0    0%    0.0           1.2
 │ └ stage1.1              drained   ██░░░░  25%     0    0%    0.0     2G    1.2
@@ -95,6 +95,19 @@ def test_a_row_has_its_width_whatever_the_names_are(name: str) -> None:
     assert not set(row.text) & set("\t\n\a\x1b")
 
 
+def test_what_is_cut_shows_it_and_a_column_grows_where_there_is_room() -> None:
+    node = tree.Node("x", "├ " + "x" * 40, actor("x", 0))
+    narrow, wide = tree.TREE.row(node).text, tree.TREE.fitted([node], 10).row(node).text
+    assert narrow.startswith("├ " + "x" * 22 + "… ready")
+    assert wide.startswith("├ " + "x" * 32 + "… ready")
+    assert tree.TREE.fitted([node], 1000).row(node).text.startswith("├ " + "x" * 37 + "… ready")
+    assert tree.TREE.fitted([node], -5).widths == tree.TREE.widths
+
+
+def test_a_clients_whole_name_is_shown() -> None:
+    assert f" {'f' * 16} " in tables.SESSIONS.row(session(7, client=f"client.{'f' * 16}")).text
+
+
 def test_what_others_say_does_not_steer_the_terminal() -> None:
     assert rows.clean("one\ntwo\x1b]0;title\x07 \x9b31m\r") == "one\ntwo ]0;title   31m "
 
@@ -115,7 +128,7 @@ def test_sessions_are_filtered_by_all_that_names_them(wanted: str, found: int) -
 
 def test_a_session_in_a_line() -> None:
     assert tables.SESSIONS.row(session(7)).text.rstrip() == (
-        "0000000000000007 decoding       5     10    27.0       50 ▃▅█                  1     0 0007            stage0 → stage1"
+        "0000000000000007 decoding       5     10    27.0       50 ▃▅█                  1     0 0007             stage0 → stage1"
     )
 
 

@@ -12,6 +12,7 @@ import pytest_asyncio
 from clusters import Local, cluster_file, local_cluster, make_coordinator
 from loads import load
 from monitors import WAIT_S, on, screen, until
+from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 from vocabularies import BACKENDS, write_tokenizer
@@ -163,7 +164,9 @@ async def test_the_display_holds_and_exports_and_explains(cluster: Local, tmp_pa
         assert "paused" in screen(top)
         await pilot.press("space", "X", "x", "l")
         await until(pilot, lambda: len(exports(tmp_path)) == 2)
-        assert json.loads(exports(tmp_path)[".json"])["name"] == "test"
+        written = json.loads(exports(tmp_path)[".json"])
+        assert written["name"] == "test"
+        assert all(len(one["session"]) == 16 for one in written["sessions"])
         assert "stage1" in exports(tmp_path)[".svg"]
         assert top.theme == "textual-light"
         await on(pilot, top, "stage1")
@@ -189,7 +192,11 @@ async def test_every_key_is_explained_and_has_a_command(cluster: Local, tmp_path
         commands = {command.title for command in top.get_system_commands(top.screen)}
         assert {"zrt: drain", "zrt: chat", "zrt: export", "zrt: sessions"} <= commands
         assert "zrt: cancel" not in commands  # there is no session under the cursor
-        await pilot.press("ctrl+p", *"zrt: sessions", "enter")
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: "zrt: drain" in screen(top) or "Theme" in screen(top))
+        ours = top.screen.query_one(CommandList).get_option_at_index(0)
+        assert "zrt: " in str(ours.prompt)
+        await pilot.press(*"zrt: sessions", "enter")
         await until(pilot, lambda: "[sessions]" in screen(top))
 
 

@@ -10,6 +10,7 @@ from zrt.runtime.process import run_actor
 
 class Stubborn(Actor):
     async def stop(self) -> None:
+        print("is told to stop", flush=True)
         await asyncio.Event().wait()
 
 
