@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from tiny_models import TINY, save_model
 from zrt.runtime.models import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; what tests start is to hear it when its terminal closes
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 SEED = os.environ.get("ZRT_SEED", "0")
