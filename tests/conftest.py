@@ -13,7 +13,9 @@ from tiny_models import TINY, save_model
 from zrt.runtime.models import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; what tests start is to hear it when its terminal closes
+if (
+    signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+):  # under nohup; what tests start is to hear it when its terminal closes
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
