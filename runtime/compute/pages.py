@@ -145,7 +145,8 @@ class PagePool:
         self._publish(row)
 
     def rewind(self, key: Hashable, n: int) -> None:
-        """Hold `min(have, n)` tokens, and give back every page beyond them, reserved ones included."""
+        """Hold `min(have, n)` tokens, and give back every page beyond them, reserved ones included. Names stay: who goes on with other tokens
+        than they say renames first."""
         row = self._row(key)
         row.have = min(row.have, max(n, 0))
         self._hide(row, row.have // self._page_tokens)

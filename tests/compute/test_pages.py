@@ -190,6 +190,7 @@ class Machine(RuleBasedStateMachine):
         self.wipe()
         history = self.histories[key]
         self.histories[key] = history[: max(1, min(n, len(history)))]
+        self.pool.rename(key, self.names(self.histories[key]))  # other tokens may follow, as after an open
         if len(self.histories[key]) < self.pool.have(key):
             raise AssertionError("more is held than there was")
 
