@@ -1,8 +1,7 @@
 """A layer worker: holds single layers of a model for a block server, its master, which may be on another machine.
 
 Receives from its master, and bare from any peer: the messages of messages/layers.py; sends one answer to each, in the order they came.
-Sends to the coordinator: Register, Beat. The loop answers Hello, so that a worker is heard while it computes; all else is the lane's,
-which sends its answers by itself.
+Sends to the coordinator: Register, Beat. The loop answers Hello, so that a worker is heard while it computes; all else is the lane's.
 
 KV is kept per session where a header names one, per peer otherwise: then until Goodbye, or IDLE_S without an operation.
 """
@@ -11,7 +10,6 @@ import logging
 import platform
 import time
 from collections.abc import Hashable
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, get_args
@@ -19,7 +17,7 @@ from typing import Final, get_args
 import torch
 
 from zrt.actors.assigned_layers import AssignedLayers, layer_of
-from zrt.runtime.actor import LATER, Bare, Envelope, Later, Reply
+from zrt.runtime.actor import Bare, Envelope, Reply
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
@@ -34,7 +32,6 @@ from zrt.runtime.messages.layers import (
     Goodbye,
     Hello,
     LayerAssignment,
-    LayerMessage,
     LayersClosed,
     LayersOpened,
     LayerTraffic,
@@ -118,14 +115,17 @@ class LayerWorker(Member):
         message.serves = self._serves
         return message
 
-    def _on_message(self, envelope: Envelope) -> LayerTraffic | Later:
-        message = envelope.body
-        if isinstance(message, Hello):
-            return self._info()
+    async def _on_message(self, envelope: Envelope) -> LayerTraffic | Reply:
+        assert isinstance(envelope.body, get_args(LayerTraffic))
+        message, steps = envelope.body, envelope.header.steps
         if isinstance(message, PrepareLayers):
             self._serves = envelope.header.sender
-        self._lane.post(partial(self._answer_from_lane, envelope, _Clock()))
-        return LATER
+        if not steps or not isinstance(message, SingleOp | Batch):
+            return await self._serve(message, steps, envelope.peer)
+        clock = _Clock()
+        answer = await self._serve(message, steps, envelope.peer, clock)
+        steps[0].times = [clock.hop()]
+        return Reply(answer, steps[:1])
 
     def _on_bare(self, bare: Bare) -> None:
         self.spawn(self._answer_bare(bare), "a bare message")
@@ -137,35 +137,26 @@ class LayerWorker(Member):
         except ZrtError as error:
             answer = _error(error)
         else:
-            if isinstance(message, Hello):
-                answer = self._info()
-            else:
-                answer = await self._lane.run(self._serve, message, [], bare.peer, _Clock())
+            answer = await self._serve(message, [], bare.peer)
         self.reply_bare(bare, encode_layers(answer))
 
-    # ---- the lane's ---------------------------------------------------------------------------------------------
-
-    def _answer_from_lane(self, envelope: Envelope, clock: "_Clock") -> None:
-        message, steps = envelope.body, envelope.header.steps
-        assert isinstance(message, LayerMessage)
-        answer = self._serve(message, steps, envelope.peer, clock)
-        if steps and isinstance(message, SingleOp | Batch):
-            steps[0].times = [clock.hop()]
-            self.answer(envelope, Reply(answer, steps[:1]))
-        else:
-            self.answer(envelope, answer)
-
-    def _serve(self, message: LayerMessage, steps: list[Step], peer: bytes, clock: "_Clock") -> LayerTraffic:
+    async def _serve(
+        self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_Clock | None" = None
+    ) -> LayerTraffic:
         """Never raises: what goes wrong is a WorkerError like any answer."""
+        if isinstance(message, Hello):
+            return self._info()
         try:
-            return self._work(message, steps, peer, clock)
+            return await self._lane.run(self._work, message, steps, peer, clock or _Clock())
         except ZrtError as error:
             return _error(error)
         except Exception as error:
             log.exception("%s: %s failed", self.name, type(message).__name__)
             return _error(ZrtError("internal", f"{type(message).__name__} failed: {type(error).__name__}: {error}"))
 
-    def _work(self, message: LayerMessage, steps: list[Step], peer: bytes, clock: "_Clock") -> LayerTraffic:
+    # ---- the lane's ---------------------------------------------------------------------------------------------
+
+    def _work(self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_Clock") -> LayerTraffic:
         match message:
             case SingleOp():
                 entries = [(message.layer_name, message.index_pos, message.block_idx)]

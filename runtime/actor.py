@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 from msgspec import Struct
 
 from zrt.runtime.complaints import Complaints
-from zrt.runtime.envelope import LATER, Bare, Envelope, Later, Reply
+from zrt.runtime.envelope import Bare, Envelope, Reply
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.link import Link
 from zrt.runtime.links import Links
@@ -27,7 +27,7 @@ from zrt.runtime.sockets import Sockets
 from zrt.runtime.tasks import Tasks
 from zrt.runtime.wire import MAX_FRAME, Body, decode, encode
 
-__all__ = ["LATER", "Actor", "Answer", "Bare", "Counters", "Envelope", "Handler", "Later", "Reply"]
+__all__ = ["Actor", "Answer", "Bare", "Counters", "Envelope", "Handler", "Reply"]
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +49,13 @@ class Counters(Struct):
 
 Answer: TypeAlias = Control | InferenceRequest | RankMessage | LayerMessage | Reply | None
 Handler: TypeAlias = Callable[[Envelope], Answer | Awaitable[Answer]]
-LaterHandler: TypeAlias = Callable[[Envelope], Answer | Later]
 
 
 class Actor:
     """A process's place in the cluster. `name` is 1 to 64 characters; frames over `limit` bytes are refused either way.
 
     `listen` is where the mailbox binds (port 0: a free one), `advertise` what others connect to where that differs.
-    Everything but `answer` runs on one loop and one thread. An actor may be started again after it was stopped, as a new incarnation.
+    Everything runs on one loop and one thread. An actor may be started again after it was stopped, as a new incarnation.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Actor:
         self._listen = listen
         self._advertise = advertise
         self._limit = limit
-        self._handlers: dict[type, Handler | LaterHandler] = {}
+        self._handlers: dict[type, Handler] = {}
         self._bare: Callable[[Bare], None] | None = None
         self._mourners: list[Callable[[Address], None]] = []
         self._sockets: Sockets | None = None
@@ -161,11 +160,11 @@ class Actor:
 
     # ---- what others send -------------------------------------------------------------------------------------------
 
-    def handle(self, body_type: type[Struct], fn: Handler | LaterHandler) -> None:
+    def handle(self, body_type: type[Struct], fn: Handler) -> None:
         """`fn` gets every message with such a body, in order of arrival. If it is a coroutine function, each call runs as a task of its own.
 
         A question gets what `fn` returns as its reply (`Done` for None), or `Failed` when it raises: ZrtError as it is, anything else as
-        `internal`, with the traceback logged. A tell whose handler raises is counted and logged. For LATER nothing is sent: see `answer`.
+        `internal`, with the traceback logged. A tell whose handler raises is counted and logged.
         """
         self._handlers[body_type] = fn
 
@@ -205,11 +204,6 @@ class Actor:
         meanwhile; overloaded when its outbox is full or 4,096 questions are open; too_large.
         """
         return await self._ask(self._link(to), to, body, timeout, model, steps)
-
-    def answer(self, envelope: Envelope, answer: Answer) -> None:
-        """Answer a question whose handler returned LATER, once, on any thread: a lane that does spares the way over the loop."""
-        if self._sockets is not None:
-            self._answer(envelope, answer or Done())
 
     def reply_bare(self, bare: Bare, frame: bytes) -> bool:
         """Answer a bare message; any number of times. False if the peer is gone. ZrtError overloaded, too_large."""
@@ -349,7 +343,7 @@ class Actor:
             answer = handler(envelope)
             if answer is None or isinstance(answer, Struct | Reply):
                 self._answer(envelope, answer or Done())
-            elif not isinstance(answer, Later):
+            else:
                 self._tasks.spawn(
                     self._handle_later(envelope, answer), f"handle {type(envelope.body).__name__}", awaits=answer
                 )

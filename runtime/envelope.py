@@ -1,6 +1,6 @@
 """What an actor's handlers get, and give."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from zrt.runtime.messages.header import Header, Step
 from zrt.runtime.wire import Body
@@ -27,10 +27,3 @@ class Reply(NamedTuple):
 
     body: Body
     steps: list[Step]
-
-
-class Later:
-    """What a handler returns that will answer with `Actor.answer`."""
-
-
-LATER: Final = Later()

@@ -1,10 +1,9 @@
-"""The compute lane: one named thread that runs functions one at a time; the loop awaits them, or they tell others by themselves.
+"""The compute lane: one named thread that runs functions one at a time, awaited from the loop.
 
 The thread is a daemon, so that a function that never returns cannot keep a process that was told to end.
 """
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,15 +14,14 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from zrt.runtime.errors import ZrtError
 
-log = logging.getLogger(__name__)
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class _Work(NamedTuple):
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Any]"
     fn: Callable[[], Any]
-    future: "asyncio.Future[Any] | None" = None
 
 
 class Lane:
@@ -50,15 +48,12 @@ class Lane:
 
         A cancelled caller leaves a function that has started to finish, and one that has not is never run.
         """
-        self._check()
-        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._work.put(_Work(lambda: fn(*args, **kwargs), future))
+        if self._closed:
+            raise ZrtError("cancelled", f"the lane {self.name} is closed")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+        self._work.put(_Work(loop, future, lambda: fn(*args, **kwargs)))
         return await future
-
-    def post(self, fn: Callable[[], None]) -> None:
-        """Run `fn`, unless the lane is closed before, and tell nobody: what it raises is logged. ZrtError cancelled: the lane is closed."""
-        self._check()
-        self._work.put(_Work(fn))
 
     def close(self) -> None:
         """Take nothing more, fail what waits with `cancelled`; the function that runs finishes. Does not wait: see `ended`."""
@@ -71,15 +66,11 @@ class Lane:
         done, _ = await asyncio.wait([asyncio.wrap_future(self._end)], timeout=timeout)
         return bool(done)
 
-    def _check(self) -> None:
-        if self._closed:
-            raise ZrtError("cancelled", f"the lane {self.name} is closed")
-
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             if self._closed:
                 _answer(work, None, ZrtError("cancelled", f"the lane {self.name} is closed"))
-            elif work.future is None or not work.future.cancelled():
+            elif not work.future.cancelled():
                 self._started_ns = time.perf_counter_ns()
                 try:
                     result, error = work.fn(), None
@@ -94,21 +85,15 @@ class Lane:
 
 
 def _answer(work: _Work, result: Any, error: BaseException | None) -> None:
-    future = work.future
-    if future is None:
-        if error is not None and not isinstance(error, ZrtError):
-            log.error("%s failed", work.fn, exc_info=error)
-        return
-
     def settle() -> None:
-        if future.done():
+        if work.future.done():
             return
         if error is None:
-            future.set_result(result)
+            work.future.set_result(result)
         elif isinstance(error, StopIteration):  # a future cannot carry it
-            future.set_exception(RuntimeError("the function raised StopIteration"))
+            work.future.set_exception(RuntimeError("the function raised StopIteration"))
         else:
-            future.set_exception(error)
+            work.future.set_exception(error)
 
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        future.get_loop().call_soon_threadsafe(settle)
+        work.loop.call_soon_threadsafe(settle)

@@ -3,18 +3,12 @@
 libzmq's descriptor tells of a change once and then stays silent until everything has been looked at, and any call on the socket may
 consume what it told. Hence: read until EAGAIN (a bounded number of messages, then the loop gets its turn), look again after each send, and
 retry what a peer had no room for at every wake-up (a ROUTER's POLLOUT says nothing of one peer), with a timer beneath it.
-
-A lane may send by itself what it computed. One thread at a time uses the socket, under a lock that is a full fence, as libzmq demands of a socket
-that another thread takes over; nothing that is done under it waits.
 """
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from typing import Final
 
 import zmq
@@ -42,7 +36,7 @@ _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 class Mailbox:
     """Owns `socket`, a ROUTER (`routed`) or a DEALER; `on_message` gets each multipart that arrives, a ROUTER's with the peer's routing id first.
 
-    Peers are named by their routing ids; a DEALER's one peer is b"". `send` may be called on any thread, the rest is the loop's.
+    Peers are named by their routing ids; a DEALER's one peer is b"". Every method is called on the loop's thread.
     """
 
     def __init__(self, socket: Socket, on_message: Callable[[Frames], None], *, routed: bool, limit: int) -> None:
@@ -51,8 +45,6 @@ class Mailbox:
         self._on_message = on_message
         self._routed = routed
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-        self._lock = threading.RLock()
         self._outboxes: dict[bytes, Outbox] = {}
         self._closed = False
         self._reading = False
@@ -71,48 +63,34 @@ class Mailbox:
 
         ZrtError too_large: a frame over `limit`; overloaded: the peer's outbox is full; cancelled: the mailbox is closed.
         """
+        if self._closed:
+            raise ZrtError("cancelled", "the mailbox is closed")
         size = 0
         for frame in frames:
             if len(frame) > self.limit:
                 raise ZrtError("too_large", f"a frame of {len(frame)} bytes, the limit is {self.limit}")
             size += len(frame)
+        outbox = self._outboxes.get(peer)
+        if outbox is not None:
+            if not outbox.takes(size):
+                text = f"a peer takes nothing: {len(outbox)} messages wait ({MESSAGES} messages or {BYTES >> 20} MiB at most)"
+                raise ZrtError("overloaded", text)
+            if outbox:
+                outbox.push(frames, size)
+                return True
         there = True
-        with self._lock:
-            if self._closed:
-                raise ZrtError("cancelled", "the mailbox is closed")
-            outbox = self._outboxes.get(peer)
-            if outbox is not None:
-                if not outbox.takes(size):
-                    text = f"a peer takes nothing: {len(outbox)} messages wait ({MESSAGES} messages or {BYTES >> 20} MiB at most)"
-                    raise ZrtError("overloaded", text)
-                if outbox:
-                    outbox.push(frames, size)
-                    return True
-            try:
-                if not self._give(frames, peer):
-                    self._outbox(peer).push(frames, size)
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
-                self._on_loop(partial(self._drop, peer))
-                there = False
-            # Sending, also in vain, may have consumed the news of a message that arrived.
-            news = not (self._reading and self._here()) and readable(self._socket)
-        if news:
-            self._on_loop(self._schedule)
+        try:
+            if not self._give(frames, peer):
+                self._outbox(peer).push(frames, size)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._drop(peer)
+            there = False
+        # Sending, also in vain, may have consumed the news of a message that arrived.
+        if not self._reading and readable(self._socket):
+            self._schedule()
         return there
-
-    def _here(self) -> bool:
-        """Whether this is the loop's thread."""
-        return threading.get_ident() == self._thread
-
-    def _on_loop(self, fn: Callable[[], None]) -> None:
-        """Now, or as soon as the loop can where this is another thread."""
-        if self._here():
-            fn()
-        else:
-            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
-                self._loop.call_soon_threadsafe(fn)
 
     def behind(self, peer: bytes = b"") -> bool:
         """Whether libzmq has yet to take messages for this peer, or to let go of large ones."""
@@ -159,35 +137,31 @@ class Mailbox:
         outbox = self._outboxes.get(peer)
         if outbox is None:
             outbox = self._outboxes[peer] = Outbox()
-            self._on_loop(self._retry_later)
+            if self._retry is None:
+                self._retry = self._loop.call_later(RETRY_S, self._again)
         return outbox
-
-    def _retry_later(self) -> None:
-        if self._retry is None and self._outboxes and not self._closed:
-            self._retry = self._loop.call_later(RETRY_S, self._again)
 
     def _again(self) -> None:
         self._retry = None
         self._flush()
-        self._retry_later()
+        if self._outboxes:
+            self._retry = self._loop.call_later(RETRY_S, self._again)
 
     def _flush(self) -> None:
         """Retry what waits, peer by peer, and let go of outboxes that have become idle."""
-        with self._lock:
-            for peer, outbox in list(self._outboxes.items()):
-                try:
-                    while outbox and self._give(outbox.first(), peer):
-                        outbox.drop_first()
-                except zmq.ZMQError as error:
-                    if error.errno != zmq.EHOSTUNREACH:
-                        raise
-                    self._drop(peer)
-                    continue
-                outbox.wake()
-                if outbox.idle:
-                    del self._outboxes[peer]
-            news = readable(self._socket)
-        if news:
+        for peer, outbox in list(self._outboxes.items()):
+            try:
+                while outbox and self._give(outbox.first(), peer):
+                    outbox.drop_first()
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                self._drop(peer)
+                continue
+            outbox.wake()
+            if outbox.idle:
+                del self._outboxes[peer]
+        if readable(self._socket):
             self._schedule()
 
     def _drop(self, peer: bytes) -> None:
@@ -226,14 +200,13 @@ class Mailbox:
         self._reading = True
         try:
             for _ in range(most):
-                with self._lock:
-                    if not readable(self._socket):  # a fifth of what EAGAIN's exception costs
-                        return False
+                if not readable(self._socket):  # a fifth of what EAGAIN's exception costs
+                    return False
+                frame = receive(_DONTWAIT, False)
+                frames: Frames = [frame.bytes if len(frame) < VIEW else frame.buffer]
+                while frame.more:
                     frame = receive(_DONTWAIT, False)
-                    frames: Frames = [frame.bytes if len(frame) < VIEW else frame.buffer]
-                    while frame.more:
-                        frame = receive(_DONTWAIT, False)
-                        frames.append(frame.bytes if len(frame) < VIEW else frame.buffer)
+                    frames.append(frame.bytes if len(frame) < VIEW else frame.buffer)
                 try:
                     self._on_message(frames)
                 except Exception:
@@ -255,12 +228,11 @@ class Mailbox:
         """
         if self._closed:
             return
+        self._closed = True
         self._loop.remove_reader(self._fd)
-        with self._lock:
-            self._closed = True
-            self._socket.close()
         if self._retry is not None:
             self._retry.cancel()
         for outbox in self._outboxes.values():
             outbox.fail(reason)
         self._outboxes.clear()
+        self._socket.close()

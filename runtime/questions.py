@@ -40,12 +40,12 @@ class Questions:
         loop = asyncio.get_running_loop()
         self._serial += 1
         request = self._serial
-        send(request)  # first, since all the rest can be done while it is on its way
         question = _Question(loop.create_future(), link, to, f"{to.name} did not answer {what} within {timeout:g} s")
         self._open[request] = question
         # What has arrived may be due to be read on the loop's next turn, and some loops look at their timers before that.
         timer = loop.call_later(timeout, loop.call_soon, self._expire, question)
         try:
+            send(request)
             return await question.reply
         finally:
             timer.cancel()

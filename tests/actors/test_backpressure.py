@@ -1,7 +1,6 @@
 """What happens when a peer takes less than it is sent: bounded outboxes, refusal, waiting for room, and nobody else held up."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 
@@ -11,17 +10,13 @@ from peers import PATIENCE_S, Start, raw, until
 from stalls import StallMeter
 
 from zrt.runtime import outbox
-from zrt.runtime.actor import LATER, Actor, Bare, Envelope, Later
+from zrt.runtime.actor import Actor, Bare
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.lane import Lane
-from zrt.runtime.mailbox import Mailbox
-from zrt.runtime.messages.control import Address, Close, Credit, Done
-from zrt.runtime.messages.header import PROTOCOL, Header, Step
+from zrt.runtime.messages.control import Address, Credit
+from zrt.runtime.messages.header import Step
 from zrt.runtime.messages.inference import InferenceRequest
-from zrt.runtime.messages.layers import Tensor
-from zrt.runtime.outbox import Frames, Outbox
-from zrt.runtime.sockets import Sockets
-from zrt.runtime.wire import decode, encode
+from zrt.runtime.outbox import Outbox
+from zrt.runtime.wire import decode
 
 
 class Lent:
@@ -196,96 +191,3 @@ async def test_two_actors_at_full_speed_both_ways_miss_no_wake_up(start: Start) 
 
     await asyncio.gather(pump(left, right), pump(right, left))
     await until(lambda: got == {"a": 2500, "b": 2500})
-
-
-@pytest.mark.parametrize("lane", [False, True], ids=["the loop", "a lane"])
-async def test_a_send_that_swallows_the_news_of_an_arrival_does_not_swallow_what_arrived(lane: bool) -> None:
-    sockets, arrived = Sockets(), list[Frames]()
-    with raw(zmq.ROUTER) as peer:
-        endpoint = f"tcp://127.0.0.1:{peer.bind_to_random_port('tcp://127.0.0.1')}"
-        dealer, monitor = sockets.dealer(b"a", endpoint, limit=1000)
-        mailbox = Mailbox(dealer, arrived.append, routed=False, limit=1000)
-        mailbox.send([b"question"])
-        assert peer.recv_multipart() == [b"a", b"question"]
-        await asyncio.sleep(0.05)
-        peer.send_multipart([b"a", b"answer"])
-        time.sleep(0.2)  # noqa: ASYNC251  it comes meanwhile, and the loop sees nothing of it
-        if lane:
-            thread = threading.Thread(target=mailbox.send, args=([b"question"],))
-            thread.start()
-            thread.join()
-        else:
-            mailbox.send([b"question"])
-        await until(lambda: arrived == [[b"answer"]])
-        mailbox.close(ZrtError("cancelled", "over"))
-        monitor.close()
-    await sockets.close()
-
-
-async def test_lanes_that_answer_while_the_loop_sends_miss_no_wake_up(start: Start) -> None:
-    """A lane's send may swallow the news of an arrival as the loop's own does, and the loop may be about to sleep."""
-    left, right, lanes = await start(Actor("a")), await start(Actor("b")), [Lane("a"), Lane("b")]
-
-    async def pump(me: Actor, other: Actor, lane: Lane) -> None:
-        def handler(envelope: Envelope) -> Later:
-            lane.post(lambda: me.answer(envelope, Done()))
-            return LATER
-
-        me.handle(Credit, handler)
-        await asyncio.sleep(0)
-        for number in range(1000):
-            for _ in range(number % 4):
-                me.tell(other.address, Credit(1, 1, number))
-            reply = await me.ask(other.address, Credit(2, 2, number), timeout=PATIENCE_S)
-            assert reply.header.sender == other.name
-
-    await asyncio.gather(pump(left, right, lanes[0]), pump(right, left, lanes[1]))
-    for lane in lanes:
-        lane.close()
-
-
-@pytest.mark.parametrize(("asked", "size"), [(4000, 2000), (200, 300_000)], ids=["messages", "lent bytes"])
-async def test_a_lane_s_answers_to_a_peer_that_does_not_read_arrive_in_order_once_it_reads(
-    start: Start, asked: int, size: int
-) -> None:
-    actor, lane = await start(Actor("a")), Lane("answers")
-    answer = Tensor(memoryview(bytes(size)), 0, [size])
-
-    def handler(envelope: Envelope) -> Later:
-        lane.post(lambda: actor.answer(envelope, answer))
-        return LATER
-
-    actor.handle(Close, handler)
-    with raw(zmq.DEALER, RCVHWM=1, RCVBUF=65536) as peer:
-        peer.connect(actor.endpoint)
-        for number in range(1, asked + 1):
-            peer.send_multipart(encode(Header(PROTOCOL, "peer", 1, actor.incarnation, request=number), Close(1, 1)))
-        await until(lambda: bool(actor._mailbox._outboxes))
-
-        def read_all() -> list[int]:
-            return [decode(peer.recv_multipart())[0].request for _ in range(asked)]
-
-        assert await asyncio.to_thread(read_all) == list(range(1, asked + 1))
-    lane.close()
-
-
-async def test_a_lane_s_answer_to_a_peer_that_is_gone_is_dropped_and_counted(start: Start) -> None:
-    actor, bystander = await start(Actor("a")), await start(Actor("b"))
-    asked: list[Envelope] = []
-
-    def handler(envelope: Envelope) -> Later:
-        asked.append(envelope)
-        return LATER
-
-    actor.handle(Close, handler)
-    actor.handle(Credit, lambda envelope: None)
-    with raw(zmq.DEALER) as peer:
-        peer.connect(actor.endpoint)
-        peer.send_multipart(encode(Header(PROTOCOL, "peer", 1, actor.incarnation, request=1), Close(1, 1)))
-        await until(lambda: bool(asked))
-    async with asyncio.timeout(PATIENCE_S):
-        while actor.counters.dropped == 0:  # libzmq may take a moment to see that the peer is gone
-            await asyncio.to_thread(actor.answer, asked[0], Done())
-            await asyncio.sleep(0.01)
-    await bystander.ask(actor.address, Credit(1, 1, 1), timeout=PATIENCE_S)
-    assert not actor._mailbox._outboxes

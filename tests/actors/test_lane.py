@@ -89,37 +89,6 @@ async def test_a_cancelled_caller_leaves_the_running_function_to_finish_and_the_
     assert done == ["slow", "last"]
 
 
-async def test_what_is_posted_runs_in_its_turn_and_what_it_raises_is_logged(
-    lane: Lane, caplog: pytest.LogCaptureFixture
-) -> None:
-    order: list[int] = []
-
-    def fail() -> None:
-        raise ValueError("a bug")
-
-    lane.post(lambda: order.append(1))
-    lane.post(fail)
-    waiting = asyncio.create_task(lane.run(order.append, 2))
-    await asyncio.sleep(0)
-    lane.post(lambda: order.append(3))
-    await waiting
-    await lane.run(lambda: None)
-    assert order == [1, 2, 3]
-    assert "a bug" in caplog.text
-
-
-async def test_what_is_posted_is_dropped_by_a_closed_lane(lane: Lane, caplog: pytest.LogCaptureFixture) -> None:
-    go_on, ran = threading.Event(), []
-    lane.post(lambda: go_on.wait(PATIENCE_S) and None)
-    lane.post(lambda: ran.append(1))
-    lane.close()
-    go_on.set()
-    assert await lane.ended(PATIENCE_S)
-    with pytest.raises(ZrtError):
-        lane.post(lambda: ran.append(2))
-    assert (ran, caplog.text) == ([], "")
-
-
 async def test_closing_fails_what_waits_and_lets_the_running_function_finish(lane: Lane) -> None:
     started, go_on = threading.Event(), threading.Event()
 

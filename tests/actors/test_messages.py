@@ -10,9 +10,8 @@ import pytest
 from peers import PATIENCE_S, Start, arrives, elsewhere, until
 
 from zrt.runtime import questions
-from zrt.runtime.actor import LATER, Actor, Answer, Counters, Envelope, Handler, Later
+from zrt.runtime.actor import Actor, Answer, Envelope, Handler
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.lane import Lane
 from zrt.runtime.messages.control import (
     Address,
     ChildDied,
@@ -117,42 +116,6 @@ async def test_a_question_that_is_not_answered_in_time_fails_with_deadline_and_i
     assert raised.value.kind == "deadline"
     allowed.set()
     await until(lambda: asker.counters.dropped == 1)
-
-
-async def test_a_question_may_be_answered_on_another_thread(start: Start) -> None:
-    asker, answerer = await start(Actor("a")), await start(Actor("b"))
-    lane = Lane("answers")
-
-    def handler(envelope: Envelope) -> Later:
-        lane.post(lambda: answerer.answer(envelope, Opened(threading.get_ident() % 1000)))
-        return LATER
-
-    answerer.handle(Close, handler)
-    there = await lane.run(threading.get_ident)
-    reply = await asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S)
-    assert reply.body == Opened(there % 1000)
-    asker.tell(answerer.address, Close(1, 2))  # nobody waits for an answer, and none is sent
-    assert (await asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S)).body == Opened(there % 1000)
-    assert (asker.counters, answerer.counters) == (Counters(), Counters())
-    lane.close()
-
-
-async def test_an_answer_of_another_thread_that_comes_after_the_end_goes_nowhere(start: Start) -> None:
-    asker, answerer = await start(Actor("a")), await start(Actor("b"))
-    asked: list[Envelope] = []
-
-    def handler(envelope: Envelope) -> Later:
-        asked.append(envelope)
-        return LATER
-
-    answerer.handle(Close, handler)
-    asking = asyncio.ensure_future(asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S))
-    await until(lambda: bool(asked))
-    await answerer.stop()
-    await asyncio.to_thread(answerer.answer, asked[0], Done())
-    with pytest.raises(ZrtError) as raised:
-        await asking
-    assert raised.value.kind == "stage_lost"
 
 
 @pytest.mark.parametrize("swallowed", [False, True], ids=["told", "its news swallowed by a send"])

@@ -16,11 +16,11 @@ from zrt.actors import layer_push
 from zrt.actors.layer_push import UNACKNOWLEDGED
 from zrt.actors.lent_worker import LentWorker
 from zrt.runtime import layer_offer
-from zrt.runtime.actor import LATER, Actor, Envelope, Later
+from zrt.runtime.actor import Actor, Envelope, Reply
 from zrt.runtime.compute.layout import block_name, block_shapes
 from zrt.runtime.compute.spec import spec_from_config
 from zrt.runtime.layer_offer import CHUNK_BYTES
-from zrt.runtime.messages.layers import Hello, ModelDataChunk, WorkerInfo
+from zrt.runtime.messages.layers import Hello, LayerTraffic, ModelDataChunk, WorkerInfo
 
 
 @pytest.fixture
@@ -89,21 +89,17 @@ async def test_four_chunks_at_most_are_on_their_way_unanswered(
     async with worker_at(tmp_path) as peer:
         worker = peer.worker
 
-        def counted(envelope: Envelope) -> Later:
+        async def counted(envelope: Envelope) -> LayerTraffic | Reply:
             nonlocal came, unanswered, most
             assert isinstance(envelope.body, ModelDataChunk)
             data = bool(envelope.body.data) and envelope.body.filename != "manifest.json"
             came, unanswered = came + data, unanswered + data
             most = max(most, unanswered)
-            worker.spawn(answered(envelope, data), "a chunk")
-            return LATER
-
-        async def answered(envelope: Envelope, data: bool) -> None:
-            nonlocal unanswered
             if data:
                 await answers.wait()
+            answer = await worker._on_message(envelope)
             unanswered -= data
-            worker._on_message(envelope)
+            return answer
 
         worker.handle(ModelDataChunk, counted)
         await master.start()
