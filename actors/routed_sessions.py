@@ -99,7 +99,8 @@ class RoutedSessions:
 
     # ---- what arrives -------------------------------------------------------------------------------------------
 
-    async def _on_open(self, envelope: Envelope) -> Control:
+    def _on_open(self, envelope: Envelope) -> Awaitable[Control]:
+        """Known from here on, so that a close that comes right behind finds it; the lane's part follows."""
         message = envelope.body
         assert isinstance(message, Open)
         engine = self._ready()
@@ -115,6 +116,9 @@ class RoutedSessions:
             session.sampler = _sampler(message, engine.spec.vocab_size)
         self._sessions[message.session] = session
         self._loop.drop(message.session)
+        return self._open(backend, message, session)
+
+    async def _open(self, backend: Backend, message: Open, session: StageSession) -> Control:
         try:
             have = await self._reserve(backend, message)
         except Exception:

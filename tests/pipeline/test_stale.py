@@ -211,3 +211,18 @@ async def test_a_user_sees_the_counts(cluster: Local, gone: Actor) -> None:
     while seen.stale == before.stale or not seen.actors[1].stale:
         seen = await cluster.client.status()
     assert (seen.stale - before.stale, [actor.stale for actor in seen.actors]) == (1, [0, 1])
+
+
+async def test_a_session_closed_right_after_it_was_opened_holds_nothing(make_model: Callable[..., Path]) -> None:
+    """Both are there to be read at once: the close must not overtake the open."""
+    async with local_cluster(make_model("llama"), ["0-3"], limits_sessions=4) as cluster:
+        server, coordinator = cluster.servers[0], cluster.coordinator
+        for session in range(1, 9):
+            opened = Open(session, 1, 0, 0, [server.address], 3, tokens=PROMPT)
+            coordinator.tell(server.address, opened)
+            coordinator.tell(server.address, Close(session, 1))
+        await coordinator.ask(server.address, Close(0, 0), timeout=WAIT_S)
+        engine = server.turns.engine
+        assert engine is not None
+        assert await server.turns.lane.run(len, engine.cache) == 0
+        assert len(server.routed) == 0
