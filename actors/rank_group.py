@@ -1,8 +1,8 @@
 """A tensor-parallel group as its leader has it: formed, loaded, at work as a block server's backend, ended.
 
 A group that has lost step is broken: a rank died, was silent, did not answer in time, or said something else than the leader. All its ranks are
-killed, which ends the operation that others wait in (gloo: their sockets close; NCCL: the communicator is aborted), and a new group takes its
-place. If the leader's own lane does not come back even so, `stuck` is called: only the end of this process helps then.
+killed and its communicator is aborted, which ends the operation that others wait in, and a new group takes its place. If the leader's own
+lane does not come back even so, `stuck` is called: only the end of this process helps then.
 """
 
 import asyncio
