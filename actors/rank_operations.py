@@ -165,12 +165,13 @@ class RankOperations:
     def _released(self, op: str, leader: "asyncio.Future[Any]") -> bool:
         """Whether the leader's part raised a ZrtError. What it raised holds on to nothing: a traceback would keep the engine, with its memory."""
         error = None if leader.cancelled() else leader.exception()
-        if error is None or isinstance(error, ZrtError):
-            return error is not None
-        if self.broken is None:
+        if error is None:
+            return False
+        known = isinstance(error, ZrtError)
+        if not known and self.broken is None:
             log.error("%s: %s failed: %s", self._name, op, "".join(format_exception(error)))
-        error.__traceback__ = error.__context__ = None
-        return False
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        return known
 
     def _combined(self, op: str, errors: Sequence[ZrtError | None], *, known: bool) -> ZrtError:
         """One error of those of all ranks, the leader's (`known`: it was a ZrtError) first. Unless all refused alike, the group is broken.
