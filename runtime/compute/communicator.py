@@ -7,6 +7,8 @@ then zeros. Every group has an id of its own, so that no rank of an earlier one 
 import secrets
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from threading import Thread
 from typing import Any, Final
@@ -86,15 +88,17 @@ class Rendezvous:
 
     def join(self, world: int) -> Communicator:
         """As rank 0. Blocks until all have joined, or this is closed. ZrtError nccl_init_failed."""
-        return join(self.comm_id, LEADER, world, self._device)
+        return join(self.comm_id, LEADER, world, self._device, left=lambda: self._server is None)
 
     def close(self) -> None:
         """Whoever still waits for others to join is freed, over gloo; from any thread."""
         self._server = None
 
 
-def join(comm_id: str, rank: int, world: int, device: torch.device) -> Communicator:
-    """Join the group of this id. Blocks until all have. ZrtError bad_request: not an id; nccl_init_failed."""
+def join(
+    comm_id: str, rank: int, world: int, device: torch.device, left: Callable[[], bool] = lambda: False
+) -> Communicator:
+    """Join the group of this id. Blocks until all have, or over gloo `left` is true. ZrtError bad_request: not an id; nccl_init_failed."""
     try:
         packed = bytes.fromhex(comm_id)
     except ValueError:
@@ -102,24 +106,27 @@ def join(comm_id: str, rank: int, world: int, device: torch.device) -> Communica
     if len(packed) != COMM_ID_BYTES:
         raise ZrtError("bad_request", f"comm_id: expected {COMM_ID_BYTES} bytes in hex")
     if device.type == "cuda":
-        return _join(comm_id, None, rank, world, device)
+        from zrt.runtime.compute.nccl import Nccl
+
+        return Nccl(packed, rank, world, device)
     host, port = _place(packed)
     try:
         store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=JOIN_S))
     except (RuntimeError, ValueError) as error:
         raise ZrtError("nccl_init_failed", f"the group's store at {host}:{port} is not there: {error}") from None
-    return _join(comm_id, store, rank, world, device)
+    return Gloo(dist.PrefixStore(comm_id[: 2 * _NONCE], store), rank, world, device, left)
 
 
 class Gloo(Communicator):
     """Of ranks on CPUs.
 
-    Gloo 2.13 forgets an operation whose message is half written or half read when the connection breaks: about one in fifty kills of a busy
-    peer on a busy machine, and whoever waits in it waits for all of WAIT_S. So a rank leaves such a wait once `abort` is called.
+    The gloo of torch 2.13 may not notice that a connection broke, when a message was half written or half read: one in fifty kills of a busy
+    peer on a busy machine, and as many of one that joins. Whoever waits for it waits for all of WAIT_S. So no rank depends on gloo's word: it
+    looks up now and then, and leaves what its group, or its joining, has ended for.
     """
 
-    def __init__(self, store: Any, rank: int, world: int, device: torch.device) -> None:
-        """Blocks until all ranks have joined. ZrtError nccl_init_failed."""
+    def __init__(self, store: Any, rank: int, world: int, device: torch.device, left: Callable[[], bool]) -> None:
+        """Blocks until all ranks have joined, or `left` is true. ZrtError nccl_init_failed."""
         super().__init__(rank, world, device)
         store.set_timeout(timedelta(seconds=JOIN_S))
         options = dist.ProcessGroupGloo._Options()
@@ -127,8 +134,8 @@ class Gloo(Communicator):
         options._timeout = timedelta(seconds=WAIT_S)
         options._threads = 1
         try:
-            self._group = dist.ProcessGroupGloo(store, rank, world, options)
-        except (RuntimeError, ValueError) as error:
+            self._group = _beside(lambda: dist.ProcessGroupGloo(store, rank, world, options), left)
+        except (RuntimeError, ValueError, TimeoutError) as error:
             raise ZrtError("nccl_init_failed", f"rank {rank} of {world} could not join its group: {error}") from None
         self._aborted = False
 
@@ -157,7 +164,7 @@ class Gloo(Communicator):
         while (failed := _failure(work, _LOOK)) is not None and not work.is_completed():
             if self._aborted:
                 # As long as gloo waits, letting go of the group would wait for it, with the interpreter held.
-                Thread(target=_outlast, args=(self._group, work), name="gloo", daemon=True).start()
+                Thread(target=_outlast, args=(self._group, work), name=_THREAD, daemon=True).start()
                 raise ZrtError("rank_failed", "a collective was left: its group was aborted")
         if failed is not None and (failed := _failure(work, _LOOK)) is not None:  # it may have ended after all
             raise ZrtError("rank_failed", f"a collective broke off: {failed}")
@@ -165,6 +172,7 @@ class Gloo(Communicator):
 
 _SUM: Final = dist.AllreduceOptions()
 _LOOK: Final = timedelta(seconds=LOOK_S)
+_THREAD: Final = "gloo"
 
 
 def _failure(work: Any, patience: timedelta) -> str | None:
@@ -175,6 +183,23 @@ def _failure(work: Any, patience: timedelta) -> str | None:
         text = str(error).partition("] ")[2] or str(error)  # what stands before is a line of gloo's source
         return text.split(". ")[0]
     return None
+
+
+def _beside(make: Callable[[], Any], left: Callable[[], bool]) -> Any:
+    """What `make` makes, in a thread of its own, which goes on alone once `left` is true. TimeoutError then; else what it raises."""
+    made: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except Exception as error:
+            made.set_exception(error)
+
+    Thread(target=run, name=_THREAD, daemon=True).start()
+    while not wait([made], LOOK_S).done:
+        if left():
+            raise TimeoutError("it was given up")
+    return made.result()
 
 
 def _outlast(group: Any, work: Any) -> None:
@@ -191,11 +216,3 @@ def _place(packed: bytes) -> tuple[str, int]:
     if not host or not port:
         raise ZrtError("bad_request", "comm_id names no store")
     return host, port
-
-
-def _join(comm_id: str, store: Any, rank: int, world: int, device: torch.device) -> Communicator:
-    if device.type == "cuda":
-        from zrt.runtime.compute.nccl import Nccl
-
-        return Nccl(bytes.fromhex(comm_id), rank, world, device)
-    return Gloo(dist.PrefixStore(comm_id[: 2 * _NONCE], store), rank, world, device)

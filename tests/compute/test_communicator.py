@@ -83,3 +83,14 @@ def test_a_rank_that_waits_for_long_gets_its_result_and_leaves_once_its_group_is
     process.kill()
     holder.join(PATIENCE_S)
     assert not holder.is_alive()
+
+
+def test_a_rank_leaves_a_group_that_nobody_joins_once_its_rendezvous_closes() -> None:
+    rendezvous = Rendezvous(CPU)
+    waits = beside(lambda: rendezvous.join(2))
+    with pytest.raises(TimeoutError):
+        waits.result(0.1)
+    rendezvous.close()
+    with pytest.raises(ZrtError) as left:
+        waits.result(PATIENCE_S)
+    assert left.value.kind == "nccl_init_failed"
