@@ -120,9 +120,8 @@ def join(
 class Gloo(Communicator):
     """Of ranks on CPUs.
 
-    The gloo of torch 2.13 may not notice that a connection broke, when a message was half written or half read: one in fifty kills of a busy
-    peer on a busy machine, and as many of one that joins. Whoever waits for it waits for all of WAIT_S. So no rank depends on gloo's word: it
-    looks up now and then, and leaves what its group, or its joining, has ended for.
+    The gloo of torch 2.13 does not always notice that a peer has died: not in the middle of a message, nor of joining. Whoever waits then waits
+    for all of WAIT_S. So no rank depends on gloo's word: it looks up now and then, and leaves what its group, or its joining, has ended for.
     """
 
     def __init__(self, store: Any, rank: int, world: int, device: torch.device, left: Callable[[], bool]) -> None:
