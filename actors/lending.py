@@ -180,7 +180,7 @@ class Lending:
         await lent.load(model, runs, self._workers, self._device, self._kept, progress, cancelled)
         self._kept = {}
         if lent.broken is not None:
-            raise lent.broken
+            raise lent.broken.anew()
         return lent
 
     def _on_lost(self, error: ZrtError) -> None:

@@ -144,7 +144,7 @@ class LentLayers:
 
     def _check(self) -> None:
         if self.broken is not None:
-            raise self.broken
+            raise self.broken.anew()
 
     # ---- work -------------------------------------------------------------------------------------------------------
 

@@ -120,7 +120,7 @@ class RankGroup:
 
         def joined() -> Communicator:
             if self.broken is not None:
-                raise self.broken
+                raise self.broken.anew()
             self._communicator = rendezvous.join(self.world)
             return self._communicator
 

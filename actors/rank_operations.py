@@ -60,7 +60,7 @@ class RankOperations:
     def fail(self, error: ZrtError) -> None:
         """The group has lost step, and nothing more can be done together."""
         if self.broken is None:
-            self.broken = _bare(error)
+            self.broken = error.anew()
             self._break.set()
             self._on_broken(self.broken)
 
@@ -103,7 +103,7 @@ class RankOperations:
     ) -> tuple[_T, list[Response]]:
         async with self._turns:
             if self.broken is not None:
-                raise _bare(self.broken)
+                raise self.broken.anew()
             clock = _Clock(self._processes.world)
             asked = [
                 asyncio.ensure_future(clock.drained(self._processes.ask(member, request, reply, timeout), member))
@@ -224,11 +224,6 @@ class _Clock:
         finally:
             rank = member.rank if member is not None else 0
             self.drain_us[rank] = max(0, time.perf_counter_ns() - self._sent) // 1000
-
-
-def _bare(error: ZrtError) -> ZrtError:
-    """The same without its traceback, which knows everything that was at work."""
-    return ZrtError(error.kind, error.message, error.where)
 
 
 def _error(part: "asyncio.Future[Any]") -> ZrtError | None:

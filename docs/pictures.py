@@ -93,8 +93,8 @@ async def ask(client: Client, question: str) -> None:
             pass
 
 
-async def until(pilot: Pilot[None], seen: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
+async def until(pilot: Pilot[None], seen: Callable[[], bool], patience: float) -> None:
+    async with asyncio.timeout(patience):
         while not seen():
             await pilot.pause(0.1)
 
@@ -110,7 +110,9 @@ async def take(endpoint: str, seconds: float) -> None:
         asking = [asyncio.create_task(ask(client, question)) for question in QUESTIONS]
         top = Top(endpoint, FOLDER)
         async with top.run_test(size=SIZE) as pilot:
-            await until(pilot, lambda: top.state.cluster is not None and len(top.state.pace) >= seconds)
+            await until(
+                pilot, lambda: top.state.cluster is not None and len(top.state.pace) >= seconds, WAIT_S + 2 * seconds
+            )
             await pilot.press("down", "down", "down")
             await pilot.pause(0.6)
             export(top, "cluster")

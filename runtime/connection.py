@@ -213,7 +213,7 @@ class Events:
         since = loop.time()
         while not self._waiting:
             if self._failed is not None:
-                raise self._failed
+                raise self._failed.anew()
             patience = max(SILENCE_S, self.patience)
             left = since + patience - loop.time()
             if left <= 0:

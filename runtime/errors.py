@@ -53,6 +53,12 @@ class ZrtError(Exception):
         """An error as it came over the wire; a kind that is not known here becomes `internal`."""
         return cls(cast(Kind, kind if kind in KINDS else "internal"), message, where)
 
+    def anew(self) -> "ZrtError":
+        """The same, raised by nobody yet. What is kept, or told to several, is raised so: a traceback grows with every raise, and keeps alive
+        whatever was at work in each.
+        """
+        return ZrtError(self.kind, self.message, self.where)
+
     def __str__(self) -> str:
         place = f" ({self.where})" if self.where else ""
         return f"{self.kind}: {self.message}{place}"

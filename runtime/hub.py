@@ -2,14 +2,12 @@
 
 import json
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from threading import Thread
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
+from zrt.runtime.beside import beside
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.fetching import POLL_S, Growth, Progress
 
@@ -17,8 +15,6 @@ ANSWER_S: Final = 8.0
 """Seconds for the hub to say what a model consists of. Connecting, resolving names and all retries are in it."""
 IGNORED: Final = ["*/*", "consolidated*"]
 """Other formats in sub-folders, and the second copy of the weights that some models carry."""
-
-_Result = TypeVar("_Result")
 
 
 def hub_folder(ref: str, weights: bool, progress: Progress) -> Path:
@@ -58,11 +54,16 @@ def hub_folder(ref: str, weights: bool, progress: Progress) -> Path:
 
     try:
         api = huggingface_hub.HfApi()
-        info = _meanwhile(lambda: api.model_info(ref, files_metadata=True, timeout=ANSWER_S), waiting)
+        info = beside("hub", lambda: api.model_info(ref, files_metadata=True, timeout=ANSWER_S), waiting, POLL_S)
         files = [file for file in info.siblings or () if _matches(file.rfilename, wanted)]
         total = sum(file.size or 0 for file in files if not _matches(file.rfilename, IGNORED))
         folder = Path(
-            _meanwhile(lambda: huggingface_hub.snapshot_download(ref, tqdm_class=Silent, **patterns), downloading)
+            beside(
+                "hub",
+                lambda: huggingface_hub.snapshot_download(ref, tqdm_class=Silent, **patterns),
+                downloading,
+                POLL_S,
+            )
         )
     except GatedRepoError as error:
         raise ZrtError("bad_model", f"{ref} is gated: accept its terms on its page, then set HF_TOKEN") from error
@@ -98,22 +99,3 @@ def lacking(folder: Path, weights: bool) -> str | None:
 
 def _matches(name: str, patterns: list[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
-
-
-def _meanwhile(work: Callable[[], _Result], look: Callable[[], None]) -> _Result:
-    """The result of `work`, done in a daemon thread while `look` is called again and again; it may raise to give up.
-
-    A thread that is given up ends by its own time-outs, or with the process.
-    """
-    future: Future[_Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="hub", daemon=True).start()
-    while not wait([future], POLL_S).done:
-        look()
-    return future.result()

@@ -4,6 +4,8 @@ import asyncio
 from collections import deque
 from typing import Final, Protocol
 
+from zrt.runtime.errors import ZrtError
+
 Frames = list[bytes | memoryview]
 
 MESSAGES: Final = 4096
@@ -71,13 +73,13 @@ class Outbox:
                     waiter.set_result(None)
             self.waiters.clear()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: ZrtError) -> None:
         """The peer is gone: drop everything, fail those who wait."""
         self._waiting.clear()
         self._held = 0
         for waiter in self.waiters:
             if not waiter.done():
-                waiter.set_exception(error)
+                waiter.set_exception(error.anew())
         self.waiters.clear()
 
     def _fits(self, size: int, messages: int, octets: int) -> bool:

@@ -69,7 +69,7 @@ class Questions:
         """End all questions, or those put over one link."""
         for question in self._open.values():
             if link in (None, question.link) and not question.reply.done():
-                question.reply.set_exception(error)
+                question.reply.set_exception(error.anew())
 
     def _expire(self, question: _Question) -> None:
         if not question.reply.done():

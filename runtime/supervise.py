@@ -97,7 +97,10 @@ class Child:
         ZrtError: the fault it reported, which is final (it would be met again); or, when it is not started again: deadline if it was not
         ready in time and so was killed, internal if it died.
         """
-        return await asyncio.shield(self._ready)
+        try:
+            return await asyncio.shield(self._ready)
+        except ZrtError as error:
+            raise error.anew() from None
 
     def kill(self) -> None:
         """SIGKILL the process. Its death is told, and it starts again, as after any other."""

@@ -8,7 +8,6 @@ import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from datetime import timedelta
 from threading import Thread
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, distributed
 
+from zrt.runtime.beside import beside
 from zrt.runtime.compute.parallel import LEADER
 from zrt.runtime.errors import ZrtError
 
@@ -132,8 +132,13 @@ class Gloo(Communicator):
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=WAIT_S)
         options._threads = 1
+
+        def look() -> None:
+            if left():
+                raise TimeoutError("it was given up")
+
         try:
-            self._group = _beside(lambda: dist.ProcessGroupGloo(store, rank, world, options), left)
+            self._group = beside(_THREAD, lambda: dist.ProcessGroupGloo(store, rank, world, options), look, LOOK_S)
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise ZrtError("nccl_init_failed", f"rank {rank} of {world} could not join its group: {error}") from None
         self._aborted = False
@@ -182,23 +187,6 @@ def _failure(work: Any, patience: timedelta) -> str | None:
         text = str(error).partition("] ")[2] or str(error)  # what stands before is a line of gloo's source
         return text.split(". ")[0]
     return None
-
-
-def _beside(make: Callable[[], Any], left: Callable[[], bool]) -> Any:
-    """What `make` makes, in a thread of its own, which goes on alone once `left` is true. TimeoutError then; else what it raises."""
-    made: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(make())
-        except Exception as error:
-            made.set_exception(error)
-
-    Thread(target=run, name=_THREAD, daemon=True).start()
-    while not wait([made], LOOK_S).done:
-        if left():
-            raise TimeoutError("it was given up")
-    return made.result()
 
 
 def _outlast(group: Any, work: Any) -> None:

@@ -1,0 +1,27 @@
+"""Calls that block, in threads of their own, which are left when they take too long."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from threading import Thread
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
+
+
+def beside(name: str, work: Callable[[], _Result], look: Callable[[], None], every_s: float) -> _Result:
+    """The result of `work`, done in a daemon thread while `look` is called every so many seconds; what that raises gives it up.
+
+    A thread that is given up ends by its own time-outs, or with the process.
+    """
+    future: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    Thread(target=run, name=name, daemon=True).start()
+    while not wait([future], every_s).done:
+        look()
+    return future.result()
