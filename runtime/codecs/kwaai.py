@@ -5,7 +5,7 @@ reader: `data` as an array of integers (what KwaaiNet writes), `shape` as bin, k
 keys, the positional form, enums as index, bin or {name: nil}. A repeated key is refused. Where laxness would lose data zrt is
 stricter than the reference: bytes after the value are refused.
 
-`shape` is not compared with `data` here; see wire.py.
+`shape` is not compared with `data` here; see wire/inference.py.
 """
 
 from collections.abc import Callable
