@@ -5,6 +5,7 @@ with `preadv` (never mapped), straight into the destination where dtypes agree, 
 """
 
 import hashlib
+import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from zrt.runtime.errors import ZrtError
 CHUNK_BYTES: Final = 8 << 20
 RUN_BYTES: Final = 4 << 20  # of float32 drawn from one seed; another value makes other random models
 DRAWERS: Final = 16
-"""Threads that draw at once, if there are so many cores; each holds a run."""
+"""Threads that draw at once, if there are so many cores; each holds a run, and the one that is placed is one more."""
 FILE_DTYPES: Final = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -110,10 +111,10 @@ class RandomCheckpoint:
         center = self._norm_center if name.endswith("norm.weight") else 0.0
         run = max(1, RUN_BYTES // (full[1] * 4))
 
-        def draw(first: int) -> Tensor:
+        def draw(first: int, memory: Tensor) -> Tensor:
             seed = hashlib.blake2b(f"{name}:{first}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(seed, "little", signed=True))
-            rows = torch.empty(min(run, full[0] - first), full[1])
+            rows = memory[: full[0] - first]
             return rows.uniform_(center - self._spread, center + self._spread, generator=generator)
 
         def place(first: int, rows: Tensor) -> None:
@@ -124,21 +125,34 @@ class RandomCheckpoint:
 
         runs = range(row // run * run, row + part.shape[0], run)
         if len(runs) == 1:
-            place(runs[0], draw(runs[0]))
+            place(runs[0], draw(runs[0], _pages(run, full[1])))
             return
         drawers = min(DRAWERS, len(os.sched_getaffinity(0)))
+        free = [_pages(run, full[1]) for _ in range(min(drawers + 1, len(runs)))]
         pool = ThreadPoolExecutor(drawers, "draw")
-        drawn: deque[tuple[int, Future[Tensor]]] = deque()
+        drawn: deque[tuple[int, Tensor, Future[Tensor]]] = deque()
+
+        def place_first() -> None:
+            begin, memory, rows = drawn.popleft()
+            place(begin, rows.result())
+            free.append(memory)
+
         try:
             for first in runs:
-                drawn.append((first, pool.submit(draw, first)))
-                if len(drawn) > drawers:
-                    begin, rows = drawn.popleft()
-                    place(begin, rows.result())
-            for begin, rows in drawn:
-                place(begin, rows.result())
+                if not free:
+                    place_first()
+                memory = free.pop()
+                drawn.append((first, memory, pool.submit(draw, first, memory)))
+            while drawn:
+                place_first()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _pages(rows: int, width: int) -> Tensor:
+    """float32 [rows, width], 0, in pages of its own, which the system has back when it is dropped. What threads allocate and free, malloc keeps
+    for each of them."""
+    return torch.frombuffer(mmap.mmap(-1, rows * width * 4, mmap.MAP_PRIVATE), dtype=torch.float32).view(rows, width)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
