@@ -160,6 +160,11 @@ class BlockServer(Member):
     def _on_set_state(self, envelope: Envelope) -> Control:
         message = envelope.body
         assert isinstance(message, SetState)
+        if self.state == "loading" and message.state == "ready":
+            if self._loads_to != "drained":
+                raise ZrtError("bad_request", f"{self.name} is loading, and was not drained", self.name)
+            self._loads_to = "ready"
+            return Done()
         self._ready()
         self.state = message.state
         return Done()

@@ -73,9 +73,11 @@ class Drains:
         return account.event(self._moves.through(entry.address), "drained")
 
     async def undrain(self, name: str) -> None:
-        """Let it serve again. ZrtError bad_request: it is not drained; what keeps it from hearing so."""
+        """Let it serve again, once it has loaded if it lost a part. ZrtError bad_request: it is not drained; what keeps it from hearing so."""
         entry = self._roster.undrain(name)
         await self._set_state(entry.address, "ready")
+        if entry.state == "drained":  # it had loaded before it heard this
+            entry.state = "ready"
         self._changed()
 
     async def all_finished(self, seconds: float) -> None:

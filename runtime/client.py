@@ -209,7 +209,10 @@ class Client(Connection):
                     progress(event)
 
     async def undrain(self, name: str) -> None:
-        """Let a draining or drained block server serve again. ZrtError bad_request: there is none of this name, or it is neither."""
+        """Let a draining or drained block server serve again, once it has loaded if it lost a part meanwhile.
+
+        ZrtError bad_request: there is none of this name, or it is neither.
+        """
         await self._ask(Undrain(id=self.next_id(), name=name))
 
     async def down(self, timeout: float = LEAVE_S) -> None:

@@ -206,11 +206,12 @@ class Roster:
         return entry
 
     def undrain(self, name: str) -> Entry:
-        """Offer it again. ZrtError as the client message Undrain."""
+        """Offer it again; one that loads when it has loaded, if it says that it was drained. ZrtError as the client message Undrain."""
         entry = self.block_server(name)
-        if entry.state not in ("draining", "drained"):
+        if entry.state not in ("draining", "drained", "loading"):
             raise ZrtError("bad_request", f"{name} is {entry.state}, not drained")
-        entry.state = "ready"
+        if entry.state != "loading":
+            entry.state = "ready"
         return entry
 
     def block_server(self, name: str) -> Entry:

@@ -79,9 +79,10 @@ def ranks_of(server: BlockServer) -> list[psutil.Process]:
 
 
 async def rebuilt(cluster: Local, first: RankGroup, stage: int = 0) -> RankGroup:
-    """Wait until another group is at work in the place of this one."""
+    """Wait until another group is at work in the place of this one, and the coordinator knows."""
     server = cluster.servers[stage]
     await until(lambda: server._group not in (None, first) and server.state == "ready")
+    await cluster.heard(server)
     return group_of(cluster, stage)
 
 

@@ -170,7 +170,9 @@ class Drain(Request):
 
 
 class Undrain(Request):
-    """Let a draining or drained block server serve again; answered by `ok`. Errors: bad_request (there is none of this name, or it is neither)."""
+    """Let a draining or drained block server serve again; answered by `ok`. One that lost a part and loads anew serves when it has loaded.
+    Errors: bad_request (there is none of this name, or it is neither).
+    """
 
     name: str
 

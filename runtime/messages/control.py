@@ -232,7 +232,10 @@ class Workers(Control):
 
 
 class SetState(Control):
-    """Drain, or serve again: outside `ready` no new bare session is taken. Answered by `Done`, after all that was sent before it was heard."""
+    """Drain, or serve again: outside `ready` no new bare session is taken. Answered by `Done`, after all that was sent before it was heard.
+
+    One that was drained and loads anew takes `ready` for what it is to be when it has loaded.
+    """
 
     state: Serving
 

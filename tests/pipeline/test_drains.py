@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from threading import Event
 
 import msgspec
 import pytest
@@ -15,8 +16,10 @@ from loads import load, undisturbed
 from peers import until
 
 from zrt.actors import drains
+from zrt.runtime.compute.engine import Engine
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Down, Drained
+from zrt.runtime.messages.control import LoadProgress, StateChanged
 
 TWO: list[str | None] = ["0-1", "2-3"]
 COUNT, LENGTH = 6, 250
@@ -172,6 +175,43 @@ async def test_an_undrain_ends_a_drain(folder: Path) -> None:
             await drain
         assert raised.value.kind == "cancelled"
         assert len((await made.over())[0]) == LENGTH
+
+
+@pytest.mark.parametrize("hears", ["loading", "drained"])
+async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
+    hears: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drained block server loads anew: the coordinator takes it for drained when it loads already, or for loading when it has loaded."""
+    async with local_cluster(folder, TWO) as cluster:
+        wanted = await cluster.greedy([5, 17, 99], 8)
+        await cluster.client.drain("stage1")
+        server = cluster.server("stage1")
+        assert server.assignment is not None
+        report, ready, held, free = server._report, server._ready, list[StateChanged | LoadProgress](), Event()
+
+        def arrive() -> Engine:
+            while held:
+                report(held.pop(0))
+            return ready()
+
+        lane = asyncio.create_task(server.turns.lane.run(free.wait, 20))
+        if hears == "loading":
+            monkeypatch.setattr(server, "_report", held.append)
+        server._begin(server.assignment)
+        if hears == "drained":
+            await cluster.heard(server)
+            monkeypatch.setattr(server, "_report", held.append)
+            free.set()
+            await until(lambda: server.state == "drained")
+            monkeypatch.setattr(server, "_ready", arrive)  # what it said before it heard comes before its answer
+        await cluster.client.undrain("stage1")
+        monkeypatch.undo()
+        while held:
+            report(held.pop(0))
+        free.set()
+        assert await lane
+        assert await cluster.greedy([5, 17, 99], 8) == wanted
+        assert await state(cluster, "stage1") == "ready"
 
 
 async def test_one_that_dies_while_it_is_drained_is_replaced(folder: Path, wanted: list[list[int]]) -> None:

@@ -175,16 +175,24 @@ async def test_a_replica_of_split_blocks_takes_over_from_one_that_is_drained(mak
         await no_pages_are_used(cluster)
 
 
-async def test_a_drained_stage_that_loses_a_rank_stays_drained(folder: Path) -> None:
+async def test_a_drained_stage_that_loses_a_rank_stays_drained_until_it_is_undrained(folder: Path) -> None:
+    """Before it has loaded or after; and only what was drained can be."""
     async with ranked(folder, (2, 1)) as cluster:
         wanted = await cluster.greedy(PROMPT, 24)
-        server, group = cluster.servers[0], group_of(cluster)
-        await cluster.client.drain(server.name)
-        ranks_of(server)[0].kill()
-        await until(lambda: server._group not in (None, group) and server.state != "loading")
-        assert server.state == "drained"
-        await cluster.client.undrain(server.name)
-        assert await cluster.greedy(PROMPT, 24) == wanted
+        server = cluster.servers[0]
+        for state in ("drained", "loading"):
+            group = group_of(cluster)
+            await cluster.client.drain(server.name)
+            ranks_of(server)[0].kill()
+            await until(lambda group=group, state=state: server._group not in (None, group) and server.state == state)  # type: ignore[misc]
+            await cluster.heard(server)
+            assert (await cluster.client.status()).actors[0].state == state
+            await cluster.client.undrain(server.name)
+            with pytest.raises(ZrtError, match="not drained") as raised:
+                await cluster.client.undrain(server.name)
+            assert raised.value.kind == "bad_request"
+            assert await cluster.greedy(PROMPT, 24) == wanted
+            assert group_of(cluster) is not group
 
 
 async def test_ranks_keep_their_weights_when_the_coordinator_is_replaced(folder: Path) -> None:
