@@ -8,6 +8,7 @@ import pytest
 from clusters import Local, local_cluster, memory_for
 from tiny_models import reference
 
+from zrt.runtime.layer_plan import Holder, plan_layers, ranges
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.lending import LendLoad
 from zrt.tui.status import tree
@@ -50,13 +51,14 @@ async def test_a_stage_that_fits_starts_without_workers(model: Path, wanted: lis
     ("here", "there", "runs"),
     [
         (0, {"attic": 0}, {"attic": "0-7"}),
-        (3, {"attic": 2, "cellar": 0}, {"attic": "3-4", "cellar": "5-7"}),
+        (3, {"attic": 2, "cellar": 3}, {"attic": "3-4", "cellar": "5-7"}),
         (4, {"attic": 4}, {"attic": "4-7"}),
     ],
 )
 async def test_blocks_that_do_not_fit_go_to_workers_as_far_as_they_have_room(
     model: Path, wanted: list[int], here: int, there: dict[str, int], runs: dict[str, str]
 ) -> None:
+    """Nobody has room to spare, so that it does not matter how fast they are; 0 is a worker with room for all."""
     workers = {name: memory_for(model, blocks, worker=True) if blocks else 0 for name, blocks in there.items()}
     memory = memory_for(model, here)
     async with local_cluster(model, [None], helped=True, memory=memory, workers=workers) as cluster:
@@ -68,6 +70,23 @@ async def test_blocks_that_do_not_fit_go_to_workers_as_far_as_they_have_room(
             assert worker.pushed_bytes == worker.held_bytes == worker.total_bytes > 0
             assert min(worker.layer_us, worker.latency_us, worker.total_mb) > 0
         assert (load.waits_for, load.rebuilds) == ("", 0)
+
+
+async def test_blocks_that_fit_in_more_than_one_way_are_shared_out_by_measured_speed(
+    model: Path, wanted: list[int]
+) -> None:
+    there = {"attic": 2, "cellar": 8}
+    workers = {name: memory_for(model, blocks, worker=True) for name, blocks in there.items()}
+    memory = memory_for(model, 3)
+    async with local_cluster(model, [None], helped=True, memory=memory, workers=workers) as cluster:
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
+        measured = {worker.name: worker.layer_us for worker in (await lent(cluster)).workers}
+        own_us = cluster.servers[0]._lending._own_us
+        assert min(own_us, *measured.values()) > 0
+        holders = [Holder("", 3, own_us), *(Holder(name, there[name], us) for name, us in measured.items())]
+        plan = plan_layers(0, 7, [], holders)
+        held = {worker.name: worker.layers for worker in (await lent(cluster)).workers}
+        assert held == {name: ranges(plan.layers(name)) for name in there}
 
 
 async def test_a_stage_waits_for_as_many_workers_as_it_needs_and_says_so(model: Path, wanted: list[int]) -> None:
