@@ -53,7 +53,10 @@ class Lane:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
         self._work.put(_Work(loop, future, lambda: fn(*args, **kwargs)))
-        return await future
+        try:
+            return await future
+        finally:
+            del future  # its error would know itself by this frame, and all that was at work when it was raised
 
     def close(self) -> None:
         """Take nothing more, fail what waits with `cancelled`; the function that runs finishes. Does not wait: see `ended`."""

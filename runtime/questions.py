@@ -50,6 +50,7 @@ class Questions:
         finally:
             timer.cancel()
             del self._open[request]
+            del question  # its error would know itself by this frame, and all who wait for it
 
     def settle(self, link: Link, reply: Envelope) -> Literal["answered", "unknown", "stale"]:
         """Give a reply to its question: unknown if none waits for it on this link, stale if it comes from another incarnation."""

@@ -1,9 +1,12 @@
 """The lane: one function at a time, in order, off the loop."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -185,3 +188,26 @@ async def test_the_meter_sees_a_loop_that_is_held_up() -> None:
             await asyncio.sleep(0.01)
             time.sleep(0.3)  # noqa: ASYNC251
     assert meter.worst_ms - empty.worst_ms > STALL_MS
+
+
+async def test_what_raised_is_let_go_of_once_its_error_is(lane: Lane) -> None:
+    """Whatever a function worked with, weights and sockets: without the garbage collector, which may come late."""
+
+    class Weights:
+        pass
+
+    left: list[weakref.ref[Weights]] = []
+
+    def fail() -> None:
+        weights = Weights()
+        left.append(weakref.ref(weights))
+        raise ZrtError("rank_failed", "a collective broke off")
+
+    gc.disable()
+    try:
+        with suppress(ZrtError):
+            await lane.run(fail)
+        await lane.run(lambda: None)
+        assert left[0]() is None
+    finally:
+        gc.enable()

@@ -1,10 +1,12 @@
 """Connections that end: the death of a peer, its last words, and endpoints that change hands."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
@@ -48,6 +50,23 @@ async def test_the_death_of_a_peer_fails_its_questions_and_is_told_once(start: S
         await asker.ask(address, Close(1, 2), timeout=PATIENCE_S)
     assert raised.value.kind == "stage_lost"
     assert deaths == [address]
+
+
+async def test_a_question_that_failed_is_let_go_of_with_its_error(start: Start) -> None:
+    """Without the garbage collector, which may come late."""
+    asker, answerer = await start(Actor("a")), await start(Actor("b"))
+    answerer.handle(Close, _never)
+    gc.disable()
+    try:
+        try:
+            await asker.ask(answerer.address, Close(1, 2), timeout=0.05)
+        except ZrtError as error:
+            assert error.kind == "deadline"
+            left = weakref.ref(error)
+        await asyncio.sleep(0)  # the loop has the future whose end woke us until then
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_peer_that_was_never_there_is_a_death(start: Start, free_port: int) -> None:

@@ -1,9 +1,10 @@
 """Ranks that die, hang or raise: each costs a new group and a load, and no token."""
 
 import asyncio
+import gc
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -51,6 +52,15 @@ FORMING: dict[str, Callable[[Local, int], bool]] = {
     "join": lambda cluster, rank: record_of(cluster).ranks[rank].state == "joining",
     "load": lambda cluster, rank: record_of(cluster).state == "loading",
 }
+
+
+@pytest.fixture(autouse=True)
+def uncollected() -> Iterator[None]:
+    """A group that is lost is let go of at once, with its sockets and its weights: not when the garbage collector comes by."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="module")
