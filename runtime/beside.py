@@ -14,14 +14,19 @@ def beside(name: str, work: Callable[[], _Result], look: Callable[[], None], eve
     A thread that is given up ends by its own time-outs, or with the process.
     """
     future: Future[_Result] = Future()
+    Thread(target=_settle, args=(future, work), name=name, daemon=True).start()
+    try:
+        while not wait([future], every_s).done:
+            look()
+        return future.result()
+    finally:
+        del future  # its error would know itself by this frame, and all that was at work when it was raised
 
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
 
-    Thread(target=run, name=name, daemon=True).start()
-    while not wait([future], every_s).done:
-        look()
-    return future.result()
+def _settle(future: "Future[_Result]", work: Callable[[], _Result]) -> None:
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+    finally:
+        del future, work  # as above
