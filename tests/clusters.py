@@ -77,6 +77,14 @@ class Local:
                     break
         return seen
 
+    async def loaded(self) -> None:
+        """Wait until the cluster is ready, and all replicas that have a seat: it is ready with one of each stage."""
+        await until_ready(self.client)
+        names = {server.name for server in self.servers}
+        await self.until(
+            lambda seen: names <= {info.name for info in seen.actors if info.state not in ("starting", "loading")}
+        )
+
     async def heard(self, server: BlockServer) -> None:
         """Wait until the coordinator has heard whatever a block server has said so far: until then it answers by how that one was before."""
         await server._send_beat(server._beats)
@@ -210,7 +218,7 @@ async def local_cluster(
         if waits:
             for worker in conf.workers:
                 await cluster.join_worker(worker.name)
-            await until_ready(client)
+            await cluster.loaded()
         yield cluster
 
 
