@@ -117,7 +117,10 @@ class Moves:
                 self.routing.begin(generation)
 
     def make_room(self, stage: str) -> bool:
-        """Send the youngest session on this stage back to the queue; False if a lone one holds it."""
+        """Have the youngest session on this stage leave, and go back to the queue; False if a lone one holds it.
+
+        While one leaves, nothing more is done: steps that find no page then say so again.
+        """
         if self._making_room:
             return True
         youngest = self._admission.youngest(
@@ -130,18 +133,21 @@ class Moves:
         generation.session.move(State.PREEMPTED)
         generation.fault = f"{stage} ran out of KV pages"
         self._happened.add("preemption", f"{youngest:016x}", generation.fault)
-        self._admission.preempt(youngest)
         self.routing.leave_trial(generation)
         self._making_room = True
         self._actor.spawn(self._vacate(generation), f"preempt {youngest:016x}")
         return True
 
     async def _vacate(self, generation: Generation) -> None:
+        """It keeps its place among those that run until it has left every stage: nobody may route it before."""
+        session = generation.session
+        epoch = session.epoch
         try:
             await self.routing.leave_now(generation)
         finally:
             self._making_room = False
-        if not generation.session.finished:
-            generation.session.route = []
+        if session.epoch == epoch and not session.finished:
+            session.route = []
+            self._admission.preempt(session.id)
             self.news.set()
         self._admit()

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 RECENT = 256  # turns whose times are kept
 RECENT_S = 60.0
+PARKED_S = 0.25
+"""After this a step that found no page is tried again, though none came back: whoever makes room may not have heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class TurnLoop:
         self._deliver = deliver
         self._queue = TurnQueue()
         self._parked: dict[Hashable, list[Waiting]] = {}
+        self._parked_since = 0.0
         self._pace = Pace(1)
         self._crowd = Crowd()
         self._threads = threads
@@ -90,7 +93,9 @@ class TurnLoop:
         self._queue.expect(key, slot, time.monotonic())
 
     def park(self, step: Waiting) -> None:
-        """Keep a step that found no KV page, until some come back."""
+        """Keep a step that found no KV page, until some come back, or PARKED_S."""
+        if not self._parked:
+            self._parked_since = time.monotonic()
         self._parked.setdefault(step.key, []).append(step)
 
     def drop(self, key: Hashable) -> list[Waiting]:
@@ -111,11 +116,14 @@ class TurnLoop:
         if backend is None:
             return
         await backend.close(key, names)
+        self._unpark()
+        self._wake.set()
+
+    def _unpark(self) -> None:
         for steps in self._parked.values():
             for step in reversed(steps):
                 self._queue.put_back(step)
         self._parked.clear()
-        self._wake.set()
 
     def load(self) -> Load:
         """The counters, with what is the case now."""
@@ -137,14 +145,23 @@ class TurnLoop:
             self._wake.clear()
             while (backend := self.backend) is not None:
                 now = time.monotonic()
+                if self._parked and now >= self._parked_since + PARKED_S:
+                    self._unpark()
                 steps = self._queue.take(self._pace.budget(now), now)
                 if not steps:
-                    self._wake_at(self._queue.due(), now)
+                    self._wake_at(self._due(), now)
                     break
                 await self._turn(backend, steps)
 
+    def _due(self) -> float | None:
+        """When a slot has waited long enough for its others, or what is parked for pages."""
+        held = self._queue.due()
+        if not self._parked:
+            return held
+        again = self._parked_since + PARKED_S
+        return again if held is None else min(held, again)
+
     def _wake_at(self, due: float | None, now: float) -> None:
-        """Look again when a slot has waited long enough for its others."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = (

@@ -11,8 +11,10 @@ import pytest
 from broken import EMBEDDING, edit
 from clusters import Local, local_cluster
 
+from zrt.actors.generation import Generation
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Progress
+from zrt.runtime.sessions import State
 
 TWO: list[str | None] = ["0-1", "2-3"]
 WAIT_S = 60.0
@@ -126,6 +128,31 @@ async def test_running_out_of_pages_preempts_and_nobody_notices(make_model: Call
         assert await asyncio.gather(*(one(ids) for ids in prompts)) == wanted
         await settled(cluster)
     assert "preempted" in phases or "replaying" in phases
+
+
+async def test_a_preempted_session_comes_back_only_once_it_has_left_and_no_other_is_forgotten_meanwhile(
+    make_model: Callable[..., Path],
+) -> None:
+    """Its stages take long to let it go: others end, and others find no page, before that."""
+    folder = make_model("llama")
+    asked = [(prompt(20, seed), 40 + 12 * seed) for seed in range(8)]
+    async with local_cluster(folder, TWO) as roomy:
+        wanted = [await roomy.greedy(*one) for one in asked]
+        page = roomy.servers[0].turns.engine.stats().page_bytes  # type: ignore[union-attr]
+    async with local_cluster(folder, TWO, kv_bytes=24 * page) as cluster:
+        routing = cluster.coordinator.generations.moves.routing
+        leave_now, left = routing.leave_now, []
+
+        async def leave_slowly(generation: Generation) -> None:
+            await leave_now(generation)
+            await asyncio.sleep(0.3)
+            left.append(generation.session.state)
+
+        routing.leave_now = leave_slowly  # type: ignore[method-assign]
+        async with asyncio.timeout(WAIT_S):
+            assert await asyncio.gather(*(cluster.greedy(*one) for one in asked)) == wanted
+        await settled(cluster)
+        assert set(left) == {State.PREEMPTED}
 
 
 async def test_what_could_never_fit_is_refused_with_the_numbers(make_model: Callable[..., Path]) -> None:
