@@ -20,9 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
     try:
         arguments = parser().parse_args(argv)
-        from zrt.runtime.foreground import mute, open_streams
+        from zrt.runtime.foreground import all_descriptors, mute, open_streams
 
         open_streams()
+        all_descriptors()
         try:
             return _obey(arguments)
         except BrokenPipeError:  # whoever read our answer went away

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import resource
 import select
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from io import TextIOWrapper
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TextIO, TypeVar
@@ -29,6 +31,14 @@ def open_streams() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows a "?", and that is all
+
+
+def all_descriptors() -> None:
+    """Take as many descriptors as the system lets this process and its children have: a shell's limit is soon reached by connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # more than the kernel itself allows
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Interrupt:

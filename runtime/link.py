@@ -57,7 +57,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.TimerHandle | None = None
         self._dealer: Socket | None = None
-        self._open()
+        self._open()  # ZrtError: as Sockets.dealer
 
     def send(self, frames: Frames) -> None:
         """ZrtError `lost_kind`: not connected; overloaded, too_large: as Mailbox.send."""
@@ -121,11 +121,20 @@ class Link:
             return
         self._shut()
         if self._reconnect:
-            self._again = self._loop.call_later(self._pause, self._open)
-            self._pause = min(2 * self._pause, RETRY_MOST_S)
+            self._later()
         else:
             self.closed = True
         self._on_down(self)
+
+    def _later(self) -> None:
+        self._again = self._loop.call_later(self._pause, self._try_again)
+        self._pause = min(2 * self._pause, RETRY_MOST_S)
+
+    def _try_again(self) -> None:
+        try:
+            self._open()
+        except ZrtError:  # no descriptor is left, for now
+            self._later()
 
     def _shut(self) -> None:
         self.up = False

@@ -26,11 +26,11 @@ def total_memory(root: Path = Path("/")) -> int:
 
 
 def resident_memory(pid: int | None = None) -> int:
-    """Bytes of memory that a process has resident: this one, or another; 0 where there is none."""
+    """Bytes of memory that a process has resident: this one, or another; 0 where there is none, or it cannot be looked up."""
     try:
         with open(f"/proc/{pid or 'self'}/statm", "rb", buffering=0) as statm:
             return int(statm.read(128).split()[1]) * _PAGE
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return 0
 
 

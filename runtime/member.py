@@ -247,7 +247,12 @@ class Member(Actor):
 
     def _room_bytes(self) -> int:
         """What a blank process could grow to: the coordinator gives it blocks by that. Nobody asks it of others, so they do not look."""
-        return available_memory() + resident_memory() if self.state == "blank" else 0
+        if self.state != "blank":
+            return 0
+        try:
+            return available_memory() + resident_memory()
+        except OSError:
+            return 0  # no descriptor is left to look with: until there is, it takes nothing
 
     def _lose(self, why: str) -> None:
         if not self.registered.is_set():

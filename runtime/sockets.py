@@ -43,6 +43,7 @@ _MONITORED: Final = (
     | zmq.EVENT_CLOSED
     | zmq.EVENT_CONNECT_RETRIED
 )
+_NONE_LEFT: Final = (errno.EMFILE, errno.ENFILE)
 _WILDCARDS: Final = frozenset({"", "*", "0.0.0.0", "::"})
 
 
@@ -52,7 +53,10 @@ class Sockets:
     def __init__(self, *, connect_ms: int = CONNECT_MS, ping_timeout_ms: int = PING_TIMEOUT_MS) -> None:
         self.connect_ms = connect_ms
         self._ping_timeout_ms = ping_timeout_ms
-        self._context = zmq.Context(io_threads=1)
+        try:
+            self._context = zmq.Context(io_threads=1)
+        except zmq.ZMQError as error:
+            raise _not_made(error) from None
 
     def router(self, listen: str, advertise: str | None, *, limit: int) -> tuple[Socket, str]:
         """A bound ROUTER and the endpoint others connect to. Port 0 becomes the port that was free.
@@ -89,7 +93,7 @@ class Sockets:
     def dealer(self, routing_id: bytes, endpoint: str, *, limit: int) -> tuple[Socket, Socket]:
         """A DEALER that connects to `endpoint`, and the PAIR on which libzmq reports the connection's events.
 
-        ZrtError bad_config: not an endpoint.
+        ZrtError bad_config: not an endpoint; internal: no descriptor is left.
         """
         host, port = split_endpoint(endpoint)
         if host in _WILDCARDS or not port:
@@ -107,11 +111,17 @@ class Sockets:
             if monitor is not None:
                 monitor.close(linger=0)
             socket.close(linger=0)
+            if error.errno in _NONE_LEFT:
+                raise _not_made(error) from None
             raise ZrtError("bad_config", f"cannot connect to {endpoint}: {error.strerror}") from None
         return socket, monitor
 
     def _make(self, kind: int, limit: int, *, ipv6: bool) -> Socket:
-        socket = self._context.socket(kind)
+        """ZrtError internal: there is no descriptor left for one."""
+        try:
+            socket = self._context.socket(kind)
+        except zmq.ZMQError as error:
+            raise _not_made(error) from None
         for option, value in (
             (zmq.LINGER, LINGER_MS),
             (zmq.SNDHWM, HIGH_WATER),
@@ -176,6 +186,10 @@ def _is_v6(host: str) -> bool:
 
 def _host(host: str) -> str:
     return f"[{host}]" if _is_v6(host) else host
+
+
+def _not_made(error: zmq.ZMQError) -> ZrtError:
+    return ZrtError("internal", f"no socket can be made: {error.strerror}; `ulimit -n` says how many there may be")
 
 
 def _not_bound(listen: str, error: zmq.ZMQError) -> ZrtError:

@@ -30,7 +30,8 @@ class Restart(Struct, frozen=True):
 
 
 class Death(Struct, frozen=True):
-    """One process of a child is gone. `incarnation` is 0 if it was never ready; `exit` its exit status, negative for a signal."""
+    """One process of a child is gone. `incarnation` is 0 if it was never ready; `exit` its exit status, negative for a signal. `pid` is 0 if
+    it could not even be started, and `words` say why."""
 
     name: str
     incarnation: int
@@ -42,6 +43,8 @@ class Death(Struct, frozen=True):
     """It was killed since it was not ready after so many seconds."""
 
     def __str__(self) -> str:
+        if not self.pid:
+            return self.words
         how = f"was not ready within {self.late_s:g} s and was killed" if self.late_s else self._ended()
         last = f"; its last words:\n{self.words}" if self.words else ""
         return f"{self.name} (process {self.pid}) {how}{last}"
@@ -194,8 +197,13 @@ class Child:
         try:
             self.start()
         except ZrtError as error:
-            self._give_up(error)
-            self._supervisor.on_exit(Death(self.name, 0, 0, NO_START, False, error.message))
+            # a program that is gone stays gone, but descriptors and memory may come back
+            pause = self._pause() if error.kind == "internal" else None
+            if pause is not None:
+                self._next = self._loop.call_later(pause, self._start_again)
+            else:
+                self._give_up(error)
+            self._supervisor.on_exit(Death(self.name, 0, 0, NO_START, pause is not None, error.message))
 
     def _give_up(self, error: ZrtError) -> None:
         self.fault = error

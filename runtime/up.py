@@ -267,7 +267,7 @@ class Parent:
         if self.ended.is_set():
             return
         child = self._supervisor.children[death.name]
-        brief = msgspec.structs.replace(death, words="")  # its words were shown as they came
+        brief = msgspec.structs.replace(death, words="") if death.pid else death  # its words were shown as they came
         if death.restarting:
             self._say(f"zrt: {brief}; it is started again")
         report = ChildDied(death.name, death.incarnation, death.exit, death.restarting)

@@ -1,11 +1,13 @@
 """Who the actors under test talk to: other actors, on this loop or on a loop of their own, and raw sockets."""
 
 import asyncio
+import os
+import resource
 import select
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import zmq
 
@@ -32,6 +34,27 @@ def arrives(mailbox: Mailbox, begin: Callable[[], object]) -> None:
     begin()
     assert select.select([mailbox._fd], [], [], PATIENCE_S)[0]
     time.sleep(0.01)  # a send looks for news only a millisecond after the last look
+
+
+@contextmanager
+def no_descriptors() -> Iterator[Callable[[], None]]:
+    """This process has not one left; nor has it after what comes with this was called, which takes those that were closed since."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
+
+    def take() -> None:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+
+    try:
+        take()
+        yield take
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in taken:
+            os.close(fd)
 
 
 @asynccontextmanager

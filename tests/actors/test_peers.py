@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +14,7 @@ from itertools import count
 
 import pytest
 import zmq
-from peers import PATIENCE_S, Start, raw, until
+from peers import PATIENCE_S, Start, no_descriptors, raw, until
 
 from zrt.runtime.actor import Actor, Answer, Envelope
 from zrt.runtime.errors import ZrtError
@@ -265,6 +266,26 @@ async def test_a_reconnecting_link_comes_back_and_sends_nothing_meanwhile() -> N
         assert (await asyncio.to_thread(router.recv_multipart))[1:] == [b"two"]
     watched.link.close()
     await made.close()
+
+
+async def test_a_reconnecting_link_outlives_a_time_without_descriptors(caplog: pytest.LogCaptureFixture) -> None:
+    made = Sockets()
+    with raw(zmq.ROUTER) as router:
+        watched = Watched(made, f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}", reconnect=True)
+        await until(lambda: watched.ups == 1)
+        with no_descriptors() as take:
+            watched.link.renew()
+            ends = time.monotonic() + 0.5
+            while time.monotonic() < ends:
+                take()
+                await asyncio.sleep(0.005)
+            assert watched.ups == 1
+            with pytest.raises(ZrtError, match="no socket can be made: Too many open files"):
+                Sockets()
+        await until(lambda: watched.ups == 2)
+        watched.link.close()
+    await made.close()
+    assert not caplog.records
 
 
 async def test_a_reconnecting_link_outlives_a_stranger_at_the_endpoint(listener: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -65,13 +66,18 @@ def start_zrt(*words: str, home: Path, **extra: str) -> subprocess.Popen[str]:
         text=True,
         env=environment(home) | extra,
         pass_fds=[int(fd) for name, fd in extra.items() if name.endswith("_FD")],
-        preexec_fn=_hear_ctrl_c,
+        preexec_fn=_as_from_a_shell,
     )
 
 
-def _hear_ctrl_c() -> None:
-    """Whoever runs the tests in the background ignores it, and so would their children."""
+SHELLS_DESCRIPTORS = 1024
+
+
+def _as_from_a_shell() -> None:
+    """Whoever runs the tests in the background ignores Ctrl-C, and so would their children; and may have been given more descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (SHELLS_DESCRIPTORS, hard))
 
 
 def begun(process: subprocess.Popen[str]) -> str:

@@ -3,13 +3,14 @@
 import asyncio
 import json
 import re
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from clusters import cluster_file
-from running import Running, begun, family, run_zrt, running, start_zrt
+from running import SHELLS_DESCRIPTORS, Running, begun, family, run_zrt, running, start_zrt
 from speaking import speaking
 from terminal import CTRL_C, CTRL_D, Terminal
 
@@ -183,6 +184,14 @@ def test_status_shows_every_process_and_session(cluster: Running) -> None:
     assert state["sessions"][0]["session"] in shown.stdout
     process.terminate()
     process.communicate(timeout=20)
+
+
+def test_processes_take_as_many_descriptors_as_they_may_have(cluster: Running) -> None:
+    """A shell gives fewer, which strangers' connections would soon use up."""
+    limits = {resource.prlimit(child.pid, resource.RLIMIT_NOFILE) for child in cluster.children().values()}
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert hard > SHELLS_DESCRIPTORS
+    assert limits == {(hard, hard)}
 
 
 def test_progress_is_shown_where_stderr_is_a_terminal(cluster: Running) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from peers import PATIENCE_S, until
+from peers import PATIENCE_S, no_descriptors, until
 
 from zrt.runtime.actor import Actor
 from zrt.runtime.errors import ZrtError
@@ -254,6 +254,17 @@ async def test_a_program_that_vanished_cannot_be_restarted_and_that_is_told(fami
     with pytest.raises(ZrtError) as raised:
         await child.ready()
     assert raised.value.kind == "bad_config"
+
+
+async def test_a_restart_that_finds_no_descriptor_is_tried_again(family: Family) -> None:
+    child = family.spawn("hold", "ready", "wait", restart=QUICK)
+    await child.ready()
+    with no_descriptors():
+        child.kill()
+        await until(lambda: len(family.deaths) == 2)
+    assert str(family.deaths[1]) == "child cannot be started: [Errno 24] Too many open files"
+    assert family.deaths[1].restarting
+    await until(lambda: len(family.readies) == 2)
 
 
 # ---- stopping -------------------------------------------------------------------------------------------------------
