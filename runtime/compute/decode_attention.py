@@ -11,15 +11,13 @@ from torch import Tensor
 
 from zrt.runtime.compute.native import (
     FAST,
-    JOB,
-    KEPT,
     LOWEST,
     ONE,
     ZERO,
-    cfunc,
     exp,
     floats,
     integers,
+    kernel,
     njit,
     run,
     take_next,
@@ -80,7 +78,7 @@ def _mix(weights: Any, values: Any, tokens: Any, width: Any, out: Any) -> None:
             out[d] += (p0 * v0[d] + p1 * v1[d]) + (p2 * v2[d] + p3 * v3[d])
 
 
-@cfunc(JOB, cache=KEPT, **FAST)  # type: ignore[untyped-decorator]
+@kernel
 def _attention(job: Any) -> None:
     """`job`: counter, steps, tokens' places, heads, kv heads, head_dim, context, qkv, its stride, out, its stride, block, scale and softcap.
 

@@ -4,14 +4,17 @@ A kernel is a native function that the OpenMP runtime torch has loaded runs on t
 the threads of two pools would rob each other while they spin. Each thread takes the next part of the job until none is left, which keeps
 them equally busy however long a part takes. What a part computes does not depend on who runs it, nor on how many rows or sessions there are.
 
-Importing a module of kernels compiles them, or reads them from `home()/kernels`; numba holds the GIL for it. Such a module takes numba from
-here: it reads its environment when it is first imported.
+Importing a module of kernels compiles them, or reads them from `home()/kernels`; numba holds the GIL for it. A disk that is full or a file that
+is damaged costs the time to compile, and no more. Such a module takes numba from here: it reads its environment when it is first imported.
 """
 
 import ctypes
+import logging
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import llvmlite.binding
@@ -20,6 +23,8 @@ import torch
 from torch import Tensor
 
 from zrt.runtime.models import home
+
+log = logging.getLogger(__name__)
 
 
 def _prepare() -> bool:
@@ -39,19 +44,17 @@ def _prepare() -> bool:
 
 __all__ = [
     "FAST",
-    "JOB",
-    "KEPT",
     "LANES",
     "LOWEST",
     "ONE",
     "ZERO",
-    "cfunc",
     "cgutils",
     "exp",
     "floats",
     "integers",
     "intrinsic",
     "ir",
+    "kernel",
     "njit",
     "np",
     "run",
@@ -60,7 +63,7 @@ __all__ = [
     "types",
 ]
 
-KEPT: Final = _prepare()
+_KEPT: Final = _prepare()
 LANES: Final = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8
 """float32 numbers of a vector register."""
 
@@ -70,7 +73,7 @@ from numba.core import cgutils  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402
 
 FAST: Final = {"fastmath": True, "boundscheck": False, "error_model": "numpy"}
-JOB: Final = types.void(types.CPointer(types.int64))
+_JOB: Final = types.void(types.CPointer(types.int64))
 
 ZERO: Final = np.float32(0)
 LOWEST: Final = np.float32(-87.0)  # e to this is the least normal float32
@@ -81,6 +84,27 @@ _HALF: Final = np.float32(0.5)
 _E2, _E3, _E4, _E5, _E6 = (np.float32(1 / math.factorial(n)) for n in (2, 3, 4, 5, 6))
 _E7: Final = np.float32(1 / math.factorial(7))
 ONE: Final = np.float32(1)
+
+
+def kernel(function: Callable[[Any], None]) -> Any:
+    """A native function of one array of int64 (see `run`), compiled now, or as it was kept."""
+    if _KEPT:
+        for _ in range(2):
+            try:
+                return cfunc(_JOB, cache=True, **FAST)(function)
+            except OSError as error:
+                log.warning("compiled kernels cannot be kept: %s", error)
+                break
+            except Exception as error:  # unpickling raises whatever it likes
+                log.warning("the kept kernel %s is damaged, and compiled anew: %r", function.__name__, error)
+                _forget(function.__name__)
+    return cfunc(_JOB, **FAST)(function)
+
+
+def _forget(name: str) -> None:
+    for file in Path(os.environ["NUMBA_CACHE_DIR"]).rglob(f"*.{name}-*.nb?"):
+        with suppress(OSError):
+            file.unlink()
 
 
 @intrinsic  # type: ignore[untyped-decorator]

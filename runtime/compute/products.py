@@ -18,13 +18,11 @@ from torch import Tensor
 
 from zrt.runtime.compute.native import (
     FAST,
-    JOB,
-    KEPT,
     LANES,
-    cfunc,
     cgutils,
     intrinsic,
     ir,
+    kernel,
     njit,
     run,
     take,
@@ -184,7 +182,7 @@ def _single(
         r += 1
 
 
-@cfunc(JOB, cache=KEPT, **FAST)  # type: ignore[untyped-decorator]
+@kernel
 def _product(job: Any) -> None:
     """`job`: counter, panels, panels a part (even), rows, then the arguments of a tile, strides in bytes."""
     panels, part, n, w, panel, x, xs, k = job[1], job[2], job[3], job[4], job[5], job[6], job[7], job[8]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.native import FAST, JOB, KEPT, LOWEST, ONE, ZERO, cfunc, exp, floats, np, run, take_next
+from zrt.runtime.compute.native import LOWEST, ONE, ZERO, exp, floats, kernel, np, run, take_next
 
 ALONE: Final = 32_768
 """Up to so many numbers one thread is done before another has woken up."""
@@ -18,7 +18,7 @@ _C0: Final = np.float32(2 * (2 / np.pi) ** 0.5)
 _C1: Final = np.float32(0.044715)
 
 
-@cfunc(JOB, cache=KEPT, **FAST)  # type: ignore[untyped-decorator]
+@kernel
 def _norm(job: Any) -> None:
     """`job`: counter, rows, rows a part, heads, width, x, its strides (row, head), out, its strides, weight, its head stride, epsilon."""
     rows, part, heads, width = job[1], job[2], job[3], job[4]
@@ -40,7 +40,7 @@ def _norm(job: Any) -> None:
                     out[i] = x[i] * scale * weight[i]
 
 
-@cfunc(JOB, cache=KEPT, **FAST)  # type: ignore[untyped-decorator]
+@kernel
 def _rotation(job: Any) -> None:
     """`job`: counter, rows, rows a part, heads, half, x, its strides (row, head), cos, sin (both contiguous, sin signed)."""
     rows, part, heads, half = job[1], job[2], job[3], job[4]
@@ -59,7 +59,7 @@ def _rotation(job: Any) -> None:
                     y[i] = b * cos[half + i] + a * sin[half + i]
 
 
-@cfunc(JOB, cache=KEPT, **FAST)  # type: ignore[untyped-decorator]
+@kernel
 def _gate(job: Any) -> None:
     """`job`: counter, rows, rows a part, width, gate, up, the stride of both, whether the activation is GELU (tanh) in place of SiLU."""
     rows, part, width = job[1], job[2], job[3]
