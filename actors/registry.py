@@ -25,6 +25,7 @@ from zrt.runtime.messages.control import (
     ChildDied,
     Control,
     Done,
+    GoingDown,
     Kill,
     LoadProgress,
     Register,
@@ -225,7 +226,7 @@ class Registry:
                     self.tell(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
             self._gone(entry.address.name, entry.address.incarnation)
 
-    def tell(self, address: Address, message: Kill | Shutdown | Workers) -> None:
+    def tell(self, address: Address, message: Kill | GoingDown | Shutdown | Workers) -> None:
         """Tell it if it listens: one that does not must not keep us from the rest of our work."""
         try:
             self._actor.tell(address, message)

@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 KEPT: Final = 400
 
-Kind = Literal["state", "death", "reroute", "rebuild", "preemption", "drain", "refusal", "error"]
+Kind = Literal["state", "death", "reroute", "rebuild", "preemption", "drain", "down", "refusal", "error"]
 
 
 class Journal:

@@ -28,7 +28,7 @@ from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline
 from zrt.runtime.logs import STAMP, VARIABLE
 from zrt.runtime.member import Member
-from zrt.runtime.messages.control import ChildDied, Control, Done, Kill
+from zrt.runtime.messages.control import ChildDied, Control, Done, GoingDown, Kill
 from zrt.runtime.seats import seat_name, spare_names
 from zrt.runtime.show import Bars
 from zrt.runtime.spawn import Ready, command
@@ -104,6 +104,7 @@ class Parent:
         self._coordinator_ready = 0.0
         self._unsaid = 0
         self._given_up: dict[str, ChildDied] = {}
+        self._going_down: asyncio.TimerHandle | None = None
 
     # ---- the cluster's life -------------------------------------------------------------------------------------
 
@@ -148,6 +149,7 @@ class Parent:
         member.state = "ready"
         member.ended = self.ended
         member.obey(Kill, self._on_kill)
+        member.obey(GoingDown, self._on_going_down)
         member.on_registered(self._on_registered)
         await member.start()
         member.every(WATCH_S, self._watch)
@@ -218,6 +220,8 @@ class Parent:
         running.remove()
         if self._leaving is not None:
             self._leaving.cancel()
+        if self._going_down is not None:
+            self._going_down.cancel()
         try:
             if self._member is not None:
                 await self._member.stop()
@@ -266,6 +270,9 @@ class Parent:
     def _on_death(self, death: Death) -> None:
         if self.ended.is_set():
             return
+        if death.name == COORDINATOR and self._going_down is not None:
+            self.ended.set()
+            return
         child = self._supervisor.children[death.name]
         brief = msgspec.structs.replace(death, words="") if death.pid else death  # its words were shown as they came
         if death.restarting:
@@ -298,6 +305,15 @@ class Parent:
             await member.ask_coordinator(report, timeout=TELL_S)
         except ZrtError as error:
             log.info("the coordinator did not hear that %s died: %s", report.name, error)
+
+    def _on_going_down(self, envelope: Envelope) -> Control:
+        """The coordinator tells us when to go; should it die or hang before, we go all the same."""
+        message = envelope.body
+        assert isinstance(message, GoingDown)
+        if self._going_down is not None:
+            self._going_down.cancel()
+        self._going_down = asyncio.get_running_loop().call_later(message.within_ms / 1000 + TELL_S, self.ended.set)
+        return Done()
 
     def _on_kill(self, envelope: Envelope) -> Control:
         message = envelope.body

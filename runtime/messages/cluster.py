@@ -99,7 +99,7 @@ class Happened(Struct):
 
     serial: int
     at: float
-    kind: Literal["state", "death", "reroute", "rebuild", "preemption", "drain", "refusal", "error"]
+    kind: Literal["state", "death", "reroute", "rebuild", "preemption", "drain", "down", "refusal", "error"]
     where: str
     text: str
     error: str = ""

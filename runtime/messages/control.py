@@ -310,6 +310,12 @@ class Kill(Control):
     incarnation: U64
 
 
+class GoingDown(Control):
+    """The cluster ends, in `within_ms` at the latest: a coordinator that dies meanwhile is not to be started again. The last one counts."""
+
+    within_ms: U32
+
+
 # ---- received by any process ----------------------------------------------------------------------------------------
 
 
@@ -338,5 +344,6 @@ ControlMessage = (
     | Credit
     | Close
     | Kill
+    | GoingDown
     | Shutdown
 )

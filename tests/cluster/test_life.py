@@ -156,6 +156,21 @@ def test_a_second_ctrl_c_does_not_wait_for_a_process_that_hangs(conf: str, tmp_p
         assert family(tmp_path) == []
 
 
+@pytest.mark.parametrize("harm", ["kill", "suspend"])
+def test_a_coordinator_that_dies_or_hangs_while_the_cluster_goes_down_keeps_nothing_up(
+    harm: str, conf: str, tmp_path: Path
+) -> None:
+    with running(conf, home=tmp_path) as cluster, answering(cluster, 50000):
+        down = start_zrt("down", "--timeout", "60", home=tmp_path)
+        until_status(cluster, lambda status: any(event["kind"] == "down" for event in status["happened"]))
+        processes = cluster.children()
+        getattr(processes["coordinator"], harm)()
+        assert cluster.process.wait(END_S) == 0, cluster.process.stderr.read()
+        _, said = down.communicate(timeout=END_S)
+        assert (down.returncode, said) == (0, "zrt: test is down\n")
+        assert gone(list(processes.values()), 0)
+
+
 # ---- ends -----------------------------------------------------------------------------------------------------------
 
 
