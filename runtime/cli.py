@@ -48,7 +48,10 @@ def _obey(arguments: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Of one command: what it does not know it refuses with its own usage, rather than hand it back to `zrt`."""
+    """Of one command: what it does not know it refuses with its own usage, rather than hand it back to `zrt`. Options are said in full."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = super().parse_known_args(args, namespace)

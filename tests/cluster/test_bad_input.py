@@ -58,6 +58,7 @@ def conf(
         ("actor block-server --join tcp://127.0.0.1:1 --listen 7411", "tcp://HOST:PORT"),
         ("frobnicate", "frobnicate"),
         ("drain stage1 --tiemout 3", "usage: zrt drain "),
+        ("up --stage 3", "zrt up: error: unrecognized arguments: --stage"),
         ("actor tp-rank --rank 1 --world 2 --memory 3", "usage: zrt actor tp-rank "),
     ],
 )
