@@ -128,7 +128,12 @@ def chat(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     from zrt.tui.status import status
 
-    return _run(lambda: status(arguments.connect, json=arguments.json, watch=arguments.watch))
+    try:
+        return _run(lambda: status(arguments.connect, json=arguments.json, watch=arguments.watch))
+    except KeyboardInterrupt:
+        if not arguments.watch:
+            raise
+        return 0  # it is how a watch ends
 
 
 def top(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from zrt.runtime.cluster_file import Conf
 from zrt.runtime.compute.inventory import Problem
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.split import check_split
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import say
 from zrt.runtime.machine import available_memory
@@ -116,26 +117,22 @@ def _described(report: Report) -> list[str]:
     """A report in lines; its problems are for stderr."""
     lines = [report.model]
     if report.family is not None:
-        lines[0] += f": {report.family}, {report.blocks} blocks, {report.parameters:,} parameters"
+        lines[0] += f": {report.family}, {counted(report.blocks or 0, 'block')}, {report.parameters:,} parameters"
         lines.append(f"  context    {report.context} tokens; vocabulary {report.vocab_size}; {_tied(report)}")
     dtypes = (
         ", ".join(f"{dtype} {in_words(size)}" for dtype, size in sorted(report.dtypes.items()))
         or "nothing that is used"
     )
-    lines.append(f"  weights    {dtypes} in {_count(report.weight_files, 'file')}")
+    lines.append(f"  weights    {dtypes} in {counted(report.weight_files, 'file')}")
     template = "with a chat template" if report.chat_template else "without a chat template"
     lines.append(f"  tokenizer  {template if report.tokenizer else 'none'}; end ids {report.eos_ids or 'none'}")
     lines += [f"  note: {note}" for note in report.notes]
-    lines.append("can be run" if report.usable else f"cannot be run: {_count(len(report.problems), 'problem')}")
+    lines.append("can be run" if report.usable else f"cannot be run: {counted(len(report.problems), 'problem')}")
     return lines
 
 
 def _tied(report: Report) -> str:
     return "head tied to the embedding" if report.tied else "head of its own"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _plan_fields(conf: Conf, spec: ModelSpec, found: Needs) -> dict[str, Any]:
@@ -155,7 +152,7 @@ def _stage_fields(stage: StageNeeds) -> dict[str, Any]:
 
 def _print_plan(conf: Conf, spec: ModelSpec, found: Needs) -> None:
     lines = [
-        f"{conf.model.ref}: {spec.model_type}, {spec.num_blocks} blocks, {conf.model.dtype}, context {found.context}",
+        f"{conf.model.ref}: {spec.model_type}, {counted(spec.num_blocks, 'block')}, {conf.model.dtype}, context {found.context}",
     ]
     _print_lines(lines)
     table = Table("stage", "blocks", "replicas", "device")

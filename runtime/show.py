@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from zrt.runtime.counted import counted
 from zrt.runtime.foreground import say
 from zrt.runtime.messages.client import Cluster, Finished
 from zrt.runtime.messages.client import Progress as Phase
@@ -69,7 +70,7 @@ class Bars:
                 what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
                 self.update(actor.done_bytes, actor.total_bytes, what)
                 captures = actor.state == "loading" and actor.all_graphs > 0
-                self.state(what, f"{what} captures {actor.all_graphs} CUDA graphs" if captures else "")
+                self.state(what, f"{what} captures {counted(actor.all_graphs, 'CUDA graph')}" if captures else "")
 
     def state(self, whose: str, text: str) -> None:
         """A line when this is said of somebody first, or anew."""
@@ -128,7 +129,7 @@ def figures(finished: Finished) -> str:
     """One generation's speed, and where its time went: each stage's share of compute, and what is left for queues and hops."""
     timings = finished.timings
     lines = [
-        f"{finished.prompt_tokens} prompt tokens, {finished.completion_tokens} generated ({finished.reason}), "
+        f"{counted(finished.prompt_tokens, 'prompt token')}, {finished.completion_tokens} generated ({finished.reason}), "
         f"first token after {timings.ttft_ms:.0f} ms, then {timings.decode_tok_s:.1f} tokens/s, seed {finished.seed}"
     ]
     compute = sum(stage.compute_ms for stage in finished.stages)

@@ -23,6 +23,7 @@ from zrt.runtime.cluster_file import Conf, Spares, Stage, Worker
 from zrt.runtime.compute.threads import thread_environment
 from zrt.runtime.config import threads
 from zrt.runtime.connection import CONNECT_S
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import KINDS, Kind, ZrtError
 from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline
@@ -319,7 +320,7 @@ class Parent:
             self._unsaid += 1
             return
         if self._unsaid:
-            text, self._unsaid = f"zrt: {self._unsaid} lines were dropped, since nobody read them\n{text}", 0
+            text, self._unsaid = f"zrt: nobody read on: {counted(self._unsaid, 'line')} dropped\n{text}", 0
         (self._bars.say if self._bars is not None else say)(text)
 
 
@@ -329,8 +330,7 @@ def _final(child: Child, told: str, brief: str) -> ZrtError:
     kind: Kind = error.kind
     if kind == "internal":
         kind = "coordinator_lost" if child.name == COORDINATOR else "stage_lost"
-    count = f"{child.restarts} restart" + ("s" if child.restarts > 1 else "")
-    again = f", after {count}" if child.restarts else ""
+    again = f", after {counted(child.restarts, 'restart')}" if child.restarts else ""
     return ZrtError(kind, error.message.replace(told, brief) + again, error.where)
 
 
