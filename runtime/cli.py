@@ -244,8 +244,7 @@ def _member_words(command: argparse.ArgumentParser, name: str, memory: str) -> N
         metavar="SIZE",
         help=f"the most it may take, such as 8GiB (default: {memory})",
     )
-    command.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
-    command.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
+    _open_words(command)
     _cluster_id(command)
 
 
@@ -266,6 +265,14 @@ def _listen_words(command: argparse.ArgumentParser) -> None:
         "--listen",
         metavar="ENDPOINT",
         help="where clients reach the cluster, such as tcp://127.0.0.1:0; in place of the file's",
+    )
+    _open_words(command)
+
+
+def _open_words(command: argparse.ArgumentParser) -> None:
+    """Of what others may reach from elsewhere."""
+    command.add_argument(
+        "--advertise", metavar="ENDPOINT", help="what others reach it by, where that is another name: tcp://HOST"
     )
     command.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
 

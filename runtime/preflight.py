@@ -1,6 +1,8 @@
 """What can be told before any process starts: whether a model can be run (`zrt check`), what goes where (`zrt plan`), and for
 `zrt up` both."""
 
+import errno
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +12,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from zrt.runtime import running
 from zrt.runtime.capacity import Needs, StageNeeds, in_words, needs, shortage
 from zrt.runtime.check import Report, found_spec, inspect, require_weights
 from zrt.runtime.cluster_file import Conf
 from zrt.runtime.compute.inventory import Problem
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.split import check_split
+from zrt.runtime.config import endpoint
 from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import say
@@ -33,6 +37,7 @@ def prepare(conf: Conf) -> None:
 
     ZrtError bad_model, unsupported, bad_config, insufficient_memory.
     """
+    _refuse(taken_by_ours(conf.cluster.listen))
     spec = read_spec(_fetch(conf.model.ref, weights=False))
     _say_context(conf, spec)
     _refuse(shortage(_needs(conf, spec)))
@@ -40,6 +45,33 @@ def prepare(conf: Conf) -> None:
         found = require_weights(_fetch(conf.model.ref), spec)
         if found != spec:
             _refuse(shortage(_needs(conf, found)))
+
+
+def taken_by_ours(listen: str) -> ZrtError | None:
+    """`bad_config` if another cluster of this machine listens there. A port that a stranger holds is for who binds it to tell."""
+    host, port = endpoint(listen)
+    if not port or not _taken(host, port):
+        return None
+    known = running.notes()
+    holder = next((note for note in known if note.endpoint.endswith(f":{port}")), None)
+    if holder is None:
+        return None
+    which = "" if holder == known[0] else f" --connect {holder.endpoint}"  # without it the last one started is meant
+    return ZrtError(
+        "bad_config",
+        f"the cluster {holder.name} already runs at {holder.endpoint} (`zrt status{which}`): `zrt down{which}` ends it, "
+        "or listen on another port (port 0 picks a free one)",
+    )
+
+
+def _taken(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("" if host == "*" else host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 def check(ref: str, *, json: bool, tp: int, trial: Callable[[int], ZrtError | None]) -> int:

@@ -19,8 +19,9 @@ from zrt.runtime import running
 from zrt.runtime.actor import Envelope
 from zrt.runtime.asking import Question, answer
 from zrt.runtime.client import LEAVE_S, Client
-from zrt.runtime.cluster_file import Conf, Spares, Stage, Worker
+from zrt.runtime.cluster_file import Cluster, Conf, Spares, Stage, Worker
 from zrt.runtime.compute.threads import thread_environment
+from zrt.runtime.config import endpoint as listens_on
 from zrt.runtime.config import threads
 from zrt.runtime.connection import CONNECT_S
 from zrt.runtime.counted import counted
@@ -135,7 +136,7 @@ class Parent:
         endpoint = (await coordinator.ready()).endpoint
         self._endpoint = endpoint
         # after a crash it must come back where everybody looks for it, and a passing connection may have that port
-        coordinator.argv += ["--listen", endpoint, "--port-wait", str(PORT_S)]
+        coordinator.argv += ["--listen", _bound(self.conf.cluster, endpoint), "--port-wait", str(PORT_S)]
         self._leave_note(endpoint)
         for stage, conf in enumerate(self.conf.stages):
             for replica in range(conf.replicas):
@@ -207,7 +208,7 @@ class Parent:
 
     def _leave_note(self, endpoint: str) -> None:
         try:
-            running.write(endpoint)
+            running.write(endpoint, self.conf.cluster.name)
         except OSError as error:
             self._say(
                 f"zrt: other commands will not find this cluster by themselves, say --connect {endpoint}: {error}"
@@ -324,6 +325,13 @@ class Parent:
         (self._bars.say if self._bars is not None else say)(text)
 
 
+def _bound(cluster: Cluster, reached: str) -> str:
+    """Where the coordinator that is reached there listens, its port included."""
+    if cluster.advertise is None or listens_on(cluster.listen)[1]:
+        return reached if cluster.advertise is None else cluster.listen
+    return f"{cluster.listen.rpartition(':')[0]}:{listens_on(reached)[1]}"
+
+
 def _final(child: Child, told: str, brief: str) -> ZrtError:
     """Why a child is not started again, from what its supervisor says of it."""
     error = child.fault or ZrtError("internal", told)
@@ -331,7 +339,8 @@ def _final(child: Child, told: str, brief: str) -> ZrtError:
     if kind == "internal":
         kind = "coordinator_lost" if child.name == COORDINATOR else "stage_lost"
     again = f", after {counted(child.restarts, 'restart')}" if child.restarts else ""
-    return ZrtError(kind, error.message.replace(told, brief) + again, error.where)
+    where = "" if child.name == COORDINATOR else error.where  # what it refuses was said to `zrt up`
+    return ZrtError(kind, error.message.replace(told, brief) + again, where)
 
 
 def _fault(text: str) -> ZrtError:
