@@ -155,6 +155,7 @@ def test_a_taken_port(detach: list[str], tiny: Path, tmp_path: Path) -> None:
         done = run_zrt("up", str(file), *detach, home=tmp_path)
         refused(done, 2, f"bad_config: {endpoint} is taken by another process", "port 0", home=tmp_path)
         assert done.stderr.count(endpoint) == 1
+        assert "(coordinator)" not in done.stderr
         assert holder.poll(0) == 0
 
 

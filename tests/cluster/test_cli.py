@@ -14,6 +14,7 @@ from speaking import speaking
 from terminal import CTRL_C, CTRL_D, Terminal
 
 from zrt.runtime.client import Client
+from zrt.runtime.log_lines import as_said
 
 LONG = ["--max-tokens", "50000", "--temperature", "0"]
 """An answer that would take minutes."""
@@ -203,7 +204,8 @@ def test_a_detached_cluster_outlives_its_command(cluster: Running, model: Path, 
     said = done.stderr.splitlines()
     assert said[-1] == f"zrt: second runs on; its log is {log}"
     assert re.fullmatch("zrt: second is ready at tcp://127.0.0.1:[0-9]+; `zrt down` ends it", said[-2])
-    lines = log.read_text().splitlines()
+    written = log.open()
+    lines = written.read().splitlines()
     log.unlink()  # the next one's has lines of its own
     if form == "json":
         assert {json.loads(line)["actor"] for line in lines} == {"up", "coordinator", "stage0"}
@@ -214,7 +216,18 @@ def test_a_detached_cluster_outlives_its_command(cluster: Running, model: Path, 
     state = json.loads(cluster.zrt("status", "--json").stdout)
     assert (state["name"], state["ready"]) == ("second", True)
     assert cluster.zrt("down").returncode == 0
+    with written:
+        assert "zrt: second is down (zrt down)" in [as_said(line.rstrip()) for line in written]
     assert json.loads(cluster.zrt("status", "--json").stdout)["name"] == "test"
+
+
+def test_a_second_cluster_at_the_same_place_is_told_whose_it_is(cluster: Running) -> None:
+    done = cluster.zrt("up", str(cluster.home / "cluster.toml"), "--listen", cluster.endpoint)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"zrt: bad_config: the cluster test already runs at {cluster.endpoint} (`zrt status`): `zrt down` ends it, "
+        "or listen on another port (port 0 picks a free one)\n"
+    )
 
 
 def test_down_returns_when_everything_is_gone(cluster: Running) -> None:
@@ -223,6 +236,7 @@ def test_down_returns_when_everything_is_gone(cluster: Running) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "zrt: test is down\n")
     assert family(cluster.home) == []
     assert cluster.process.wait(1) == 0
+    assert cluster.process.stderr.read().endswith("zrt: test is down (zrt down)\n")
     assert cluster.zrt("status").returncode == 1
 
 
