@@ -1,5 +1,6 @@
 """What a person sees on a terminal: bars while things load, a session's figures as a line."""
 
+import os
 import sys
 from contextlib import suppress
 from types import TracebackType
@@ -95,9 +96,26 @@ class Notice:
         self._on = sys.stderr.isatty()
         self._shown = ""
         self._in_text = False
+        self._broken = False
+
+    def broken(self, endpoint: str, patience: float) -> None:
+        """The connection is gone, and is tried for `patience` seconds: said on a line of its own until it is back."""
+        self._broken = True
+        line = f"[the connection to {endpoint} broke; reconnecting for {patience:g} s at most]"
+        with suppress(OSError):  # stderr is no terminal, or no more
+            if columns := os.get_terminal_size(sys.stderr.fileno()).columns:
+                line = line[: columns - 1]  # one that wraps could not be taken back
+        self._write(f"\n{line}" if self._in_text else f"\r\x1b[K{line}")
+
+    def back(self) -> None:
+        """What was said of the connection is over."""
+        if self._broken:
+            self._broken = False
+            self._write("\r\x1b[K")
 
     def progress(self, progress: Phase) -> None:
         """Before the text, every change; within it only that the text is held up, once."""
+        self.back()
         line = progress.phase
         if self._in_text:
             if line in ("waiting", "parked", "replaying") and line != self._shown:
@@ -109,6 +127,7 @@ class Notice:
 
     def text(self) -> None:
         """The text goes on, or what else ends the waiting."""
+        self.back()
         self._shown = ""
         if not self._in_text:
             self._in_text = True

@@ -162,6 +162,26 @@ def test_ctrl_c_in_a_chat_ends_the_answer_alone_and_ctrl_d_leaves(cluster: Runni
         assert "Traceback" not in terminal.screen
 
 
+def test_a_connection_that_breaks_is_said_on_a_terminal_until_it_is_back(cluster: Running) -> None:
+    """The coordinator's death costs the answer, not the chat."""
+    with Terminal("chat", *LONG, home=cluster.home) as terminal:
+        terminal.until("> ")
+        terminal.type("w9\n")
+        terminal.until(" w")
+        cluster.children()["coordinator"].kill()
+        terminal.until(f"\n[the connection to {cluster.endpoint} broke; reconnecting for 15 s at most]")
+        terminal.until("\r\x1b[K")
+        terminal.until("zrt: coordinator_lost: ")
+        terminal.until("> ")
+        while not json.loads(cluster.zrt("status", "--json").stdout)["ready"]:
+            pass
+        terminal.type("w10\n")
+        terminal.until(" w")
+        terminal.type(CTRL_C)
+        terminal.until("> ")
+        assert terminal.wait(typing=CTRL_D) == 1
+
+
 def test_ctrl_c_instead_of_a_line_leaves_a_chat(cluster: Running) -> None:
     with Terminal("chat", home=cluster.home) as terminal:
         terminal.until("> ")
