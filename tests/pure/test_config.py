@@ -65,6 +65,7 @@ def test_a_full_file() -> None:
         name = "lab-2"
         listen = "tcp://0.0.0.0:0"
         insecure = true
+        advertise = "tcp://box"
         [model]
         ref = "owner/name"
         dtype = "bfloat16"
@@ -100,7 +101,7 @@ def test_a_full_file() -> None:
         "",
     )
     assert conf == Conf(
-        cluster=Cluster("lab-2", "tcp://0.0.0.0:0", insecure=True),
+        cluster=Cluster("lab-2", "tcp://0.0.0.0:0", insecure=True, advertise="tcp://box"),
         model=Model("owner/name", "bfloat16", 8192, "random"),
         stages=(Stage(Blocks(0, 14), 2, "cuda:1", 3, 8 << 30), Stage()),
         spares=Spares(2, "cuda:0", 1, 4 << 30),
