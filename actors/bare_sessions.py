@@ -17,6 +17,7 @@ from zrt.runtime.actor import Actor
 from zrt.runtime.complaints import Complaints
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.turn import Outcome, Work
+from zrt.runtime.counted import counted
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.inference import WARMING_UP, InferenceResponse, ResponseType
@@ -76,7 +77,7 @@ class BareSessions:
             request = decode_inference(bare.frame)
             rows = rows_of(engine, request, "float16")
             if request.seq_pos + len(rows) > engine.cache.context:
-                text = f"seq_pos {request.seq_pos} + {len(rows)} tokens, the context holds {engine.cache.context}"
+                text = f"seq_pos {request.seq_pos} + {counted(len(rows), 'token')}, the context holds {engine.cache.context}"
                 raise ZrtError("context_exceeded", text)
             key = BareKey(bare.peer, request.session_id)
             if key not in self._sessions and self._drains():

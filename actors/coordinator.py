@@ -81,7 +81,8 @@ class Coordinator(Actor):
     def __init__(
         self, conf: Conf, folder: Path, spec: ModelSpec, prompts: Prompts, *, cluster: str = "", port_s: float = 0.0
     ) -> None:
-        super().__init__("coordinator", listen=conf.cluster.listen, limit=MAX_CLIENT_FRAME)
+        reached = conf.cluster
+        super().__init__("coordinator", listen=reached.listen, advertise=reached.advertise, limit=MAX_CLIENT_FRAME)
         self.conf = conf
         self.spec = spec
         self.prompts = prompts

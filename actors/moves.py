@@ -8,6 +8,7 @@ from zrt.actors.generation import Generation
 from zrt.actors.routing import Routing
 from zrt.runtime.actor import Actor
 from zrt.runtime.admission import Admission
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.journal import Journal
 from zrt.runtime.messages.control import Address
@@ -109,7 +110,7 @@ class Moves:
         """Sessions that ran through this process take another route. Where it `died`, it may have been for one of them."""
         moved = [one for one in self.through(address) if one.session.state is not State.PREEMPTED]
         if moved:
-            self._happened.add("reroute", address.name, f"{len(moved)} sessions take another route")
+            self._happened.add("reroute", address.name, f"{counted(len(moved), 'session')} to take another route")
         gone = ZrtError("stage_lost", f"{address.name} is gone", address.name)
         for generation in moved:
             generation.fault = gone.message

@@ -11,6 +11,7 @@ from zrt.actors.backend import Backend, LocalBackend
 from zrt.runtime.compute.device_memory import out_of_memory
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.turn import Outcome, Passing, TurnResult, Work
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.messages.load import KvStats, Load
@@ -181,10 +182,10 @@ class TurnLoop:
             else:
                 result = await backend.turn(works, threads)
         except ZrtError as error:
-            log.warning("a turn of %d steps failed: %s", len(steps), str(error))
+            log.warning("a turn of %s failed: %s", counted(len(steps), "step"), str(error))
             result = _failed(steps, error)
         except Exception as error:  # whatever a forward raises, the other sessions go on
-            log.exception("a turn of %d steps failed", len(steps))
+            log.exception("a turn of %s failed", counted(len(steps), "step"))
             result = _failed(steps, out_of_memory(error) or ZrtError("internal", f"a turn failed: {error!r}"))
         self.running = []
         ended = time.monotonic()
@@ -199,7 +200,7 @@ class TurnLoop:
         self._recent.append((started, turn.spent_us))
         if log.isEnabledFor(logging.DEBUG):
             told = {"step": self.tally.turns, "ms": turn.spent_us / 1e3}
-            log.debug("a turn of %d decodes, %d prompt tokens", decodes, prompts, extra=told)
+            log.debug("a turn of %s, %s", counted(decodes, "decode"), counted(prompts, "prompt token"), extra=told)
         await self._deliver(turn)
 
 

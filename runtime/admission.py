@@ -7,6 +7,7 @@ pages run out after all, the youngest goes back to the queue (it is replayed lat
 from collections import deque
 from dataclasses import dataclass
 
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 
 HEADROOM = 64
@@ -58,11 +59,13 @@ class Admission:
         if needed > self.capacity:
             raise ZrtError(
                 "kv_full",
-                f"{max_length} tokens need {needed} KV pages and a stage has {self.capacity}: lower max_tokens or raise [kv] bytes",
+                f"{counted(max_length, 'token')} need {counted(needed, 'KV page')} and a stage has {self.capacity}: "
+                "lower max_tokens or raise [kv] bytes",
             )
         if len(self._queue) >= self._max_queue:
             raise ZrtError(
-                "overloaded", f"{len(self._queue)} sessions wait already; retry after {self.retry_after()} s"
+                "overloaded",
+                f"{counted(len(self._queue), 'session')} in the queue already; retry after {self.retry_after()} s",
             )
         self._queue.append((session, length))
 

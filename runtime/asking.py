@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import aclosing, suppress
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
@@ -19,6 +20,8 @@ from zrt.runtime.messages.client import Drained, Finished, Piece, Progress
 from zrt.runtime.messages.sampling import TokenLogprobs
 from zrt.runtime.show import Notice, figures
 
+BROKEN_S: Final = 0.3
+"""How long a connection may be gone before that is said: most are made again at once."""
 NAME_S: Final = 1.0
 """How long a cluster that is to end may take to say its name."""
 
@@ -85,7 +88,7 @@ async def answer(client: Client, question: Question) -> int:
     got = [Answer() for _ in range(question.sampling.get("n", 1))]
     try:
         async with aclosing(stream):
-            await _follow(stream, got, show=not question.json and len(got) == 1)
+            await _follow(client, stream, got, show=not question.json and len(got) == 1)
         if any(finished.reason == "cancelled" for finished in stream.all_finished):
             raise ZrtError("cancelled", "the session was ended by another command")
     except ZrtError as error:
@@ -107,26 +110,50 @@ async def answer(client: Client, question: Question) -> int:
     return 0
 
 
-async def _follow(stream: Stream, got: list[Answer], *, show: bool) -> None:
+async def _follow(client: Client, stream: Stream, got: list[Answer], *, show: bool) -> None:
     """Take all answers in until they have finished; with `show`, print what comes on the way."""
     notice = Notice()
     left = len(got)
+    with _says_breaks(client, stream, notice):
+        try:
+            while left:
+                match await stream.next_event():
+                    case Progress() as progress:
+                        notice.progress(progress)
+                    case Piece() as piece:
+                        shown = got[piece.choice].add(piece)
+                        if show:
+                            notice.text()
+                            print(shown, end="", flush=True)
+                    case Finished():
+                        left -= 1
+        finally:
+            notice.text()
+            if show and got[0].token_ids:
+                print(flush=True)
+
+
+@contextmanager
+def _says_breaks(client: Client, stream: Stream, notice: Notice) -> Iterator[None]:
+    """Meanwhile it is said when the connection is gone for longer than a moment, and taken back when there is one again."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def changed(up: bool) -> None:
+        nonlocal timer
+        if timer is not None:
+            timer.cancel()
+            timer = None
+        if up:
+            notice.back()
+        else:
+            timer = loop.call_later(BROKEN_S, lambda: notice.broken(client.endpoint, stream.patience))
+
     try:
-        while left:
-            match await stream.next_event():
-                case Progress() as progress:
-                    notice.progress(progress)
-                case Piece() as piece:
-                    shown = got[piece.choice].add(piece)
-                    if show:
-                        notice.text()
-                        print(shown, end="", flush=True)
-                case Finished():
-                    left -= 1
+        with client.watched(changed):
+            yield
     finally:
-        notice.text()
-        if show and got[0].token_ids:
-            print(flush=True)
+        changed(True)
 
 
 def _json(answers: list[dict[str, object]], **rest: object) -> str:
@@ -212,7 +239,7 @@ async def _reply(client: Client, messages: list[dict[str, str]], sampling: dict[
 
     loop.add_signal_handler(signal.SIGINT, interrupted)
     async with aclosing(stream):
-        await _follow(stream, got, show=True)
+        await _follow(client, stream, got, show=True)
     if len(messages) == 1:
         _say_notes(stream)
     return got[0].text

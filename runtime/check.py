@@ -9,6 +9,7 @@ import msgspec
 from zrt.runtime.compute.inventory import Inventory, Problem
 from zrt.runtime.compute.layout import HEAD, shard_shapes
 from zrt.runtime.compute.spec import ModelSpec, read_spec
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.generation_config import eos_ids, generation_defaults
 from zrt.runtime.text import Tokenizer
@@ -111,7 +112,7 @@ def _inspect_weights(inventory: Inventory, spec: ModelSpec | None, report: Repor
             report.weight_bytes += entry.nbytes
             report.dtypes[entry.dtype] = report.dtypes.get(entry.dtype, 0) + entry.nbytes
     if shapes and unused:
-        report.notes.append(f"{len(unused)} tensors are not used: {_names(sorted(unused))}")
+        report.notes.append(f"{counted(len(unused), 'tensor')} of no use: {_names(sorted(unused))}")
     ignored = sorted(path.name for path in inventory.folder.glob("*.safetensors") if path not in files)
     if ignored:
         report.notes.append(f"files that are not part of the model are ignored: {_names(ignored)}")

@@ -49,7 +49,10 @@ def _obey(arguments: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Of one command: what it does not know it refuses with its own usage, rather than hand it back to `zrt`."""
+    """Of one command: what it does not know it refuses with its own usage, rather than hand it back to `zrt`. Options are said in full."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = super().parse_known_args(args, namespace)
@@ -242,8 +245,7 @@ def _member_words(command: argparse.ArgumentParser, name: str, memory: str) -> N
         metavar="SIZE",
         help=f"the most it may take, such as 8GiB (default: {memory})",
     )
-    command.add_argument("--advertise", metavar="ENDPOINT", help="what others reach it by, such as tcp://HOST")
-    command.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
+    _open_words(command)
     _cluster_id(command)
 
 
@@ -264,6 +266,14 @@ def _listen_words(command: argparse.ArgumentParser) -> None:
         "--listen",
         metavar="ENDPOINT",
         help="where clients reach the cluster, such as tcp://127.0.0.1:0; in place of the file's",
+    )
+    _open_words(command)
+
+
+def _open_words(command: argparse.ArgumentParser) -> None:
+    """Of what others may reach from elsewhere."""
+    command.add_argument(
+        "--advertise", metavar="ENDPOINT", help="what others reach it by, where that is another name: tcp://HOST"
     )
     command.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
 

@@ -25,6 +25,8 @@ class Cluster(msgspec.Struct, frozen=True):
     listen: str = "tcp://127.0.0.1:7411"
     insecure: bool = False
     """Listen beyond this machine although nothing is encrypted and anybody may talk."""
+    advertise: str | None = None
+    """What others reach the coordinator by, where that is not what it listens on; a port it leaves out is that of `listen`."""
 
 
 class Model(msgspec.Struct, frozen=True):

@@ -85,14 +85,14 @@ def up(arguments: argparse.Namespace) -> int:
 def _conf(arguments: argparse.Namespace) -> "Conf":
     from zrt.runtime import config
 
-    listen, insecure = getattr(arguments, "listen", None), getattr(arguments, "insecure", False)
     return config.override(
         config.load(arguments.conf),
         model=arguments.model,
         stages=arguments.stages,
         tp=arguments.tp,
-        listen=listen,
-        insecure=insecure,
+        listen=getattr(arguments, "listen", None),
+        advertise=getattr(arguments, "advertise", None),
+        insecure=getattr(arguments, "insecure", False),
     )
 
 
@@ -107,6 +107,8 @@ def _cluster_words_again(arguments: argparse.Namespace) -> list[str]:
         again += ["--tp", str(arguments.tp)]
     if arguments.listen is not None:
         again += ["--listen", arguments.listen]
+    if arguments.advertise is not None:
+        again += ["--advertise", arguments.advertise]
     if arguments.insecure:
         again += ["--insecure"]
     return again
@@ -128,7 +130,12 @@ def chat(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     from zrt.tui.status import status
 
-    return _run(lambda: status(arguments.connect, json=arguments.json, watch=arguments.watch))
+    try:
+        return _run(lambda: status(arguments.connect, json=arguments.json, watch=arguments.watch))
+    except KeyboardInterrupt:
+        if not arguments.watch:
+            raise
+        return 0  # it is how a watch ends
 
 
 def top(arguments: argparse.Namespace) -> int:

@@ -62,22 +62,13 @@ def override(
     stages: int | None = None,
     tp: int | None = None,
     listen: str | None = None,
+    advertise: str | None = None,
     insecure: bool = False,
 ) -> Conf:
     """The conf with what the command line says instead. `tp` is that of every stage; `stages` replaces the stage list by so many planned ones,
     with the settings that the stages of the file have in common. Errors: bad_config, where they have not, or `listen` is no endpoint or is
-    open to others without `insecure`, here or in the file."""
-    if listen is not None:
-        try:
-            host, _ = endpoint(listen)
-        except ValueError as error:
-            raise ZrtError("bad_config", f"--listen: {error}") from None
-        if not (is_loopback(host) or insecure or conf.cluster.insecure):
-            text = "can be reached from other machines and nothing is encrypted: say --insecure if that is meant"
-            raise ZrtError("bad_config", f"--listen: {listen} {text}")
-        conf = msgspec.structs.replace(conf, cluster=msgspec.structs.replace(conf.cluster, listen=listen))
-    if insecure:
-        conf = msgspec.structs.replace(conf, cluster=msgspec.structs.replace(conf.cluster, insecure=True))
+    open to others without `insecure`, here or in the file, or `advertise` is nothing that could be reached."""
+    conf = msgspec.structs.replace(conf, cluster=_reached(conf.cluster, listen, advertise, insecure))
     if model is not None:
         if not model:
             raise ZrtError("bad_config", "--model is empty; name a demo model, a folder or a hub id")
@@ -103,6 +94,31 @@ def override(
     return conf
 
 
+def _reached(cluster: Cluster, listen: str | None, advertise: str | None, insecure: bool) -> Cluster:
+    """With what the command line says of where it is reached. ZrtError bad_config."""
+    for option, text, reader in (("--listen", listen, endpoint), ("--advertise", advertise, advertised)):
+        try:
+            if text is not None:
+                reader(text)
+        except ValueError as error:
+            raise ZrtError("bad_config", f"{option}: {error}") from None
+    if listen is not None and not (is_loopback(endpoint(listen)[0]) or insecure or cluster.insecure):
+        open_ = "can be reached from other machines and nothing is encrypted: say --insecure if that is meant"
+        raise ZrtError("bad_config", f"--listen: {listen} {open_}")
+    given = {"listen": listen, "advertise": advertise, "insecure": insecure or None}
+    cluster = msgspec.structs.replace(cluster, **{key: value for key, value in given.items() if value is not None})
+    if mistake := _port_unknown(cluster):
+        raise ZrtError("bad_config", f"--advertise: {mistake}")
+    return cluster
+
+
+def _port_unknown(cluster: Cluster) -> str:
+    """What is wrong if it advertises a port but listens on any: nobody could lead the one to the other."""
+    if cluster.advertise is None or not advertised(cluster.advertise)[1] or endpoint(cluster.listen)[1]:
+        return ""
+    return f"{cluster.advertise} names a port, but {cluster.listen} leaves its own to the system: leave out the one, or name the other"
+
+
 def threads(conf: Conf, stage: Stage | Spares, cores: int) -> tuple[int, int]:
     """The compute threads of each replica of `stage` on a machine of `cores` cores that runs them all: every core while one stage computes
     at a time, its share while all do. A spare counts as the replica whose place it takes."""
@@ -116,6 +132,20 @@ def endpoint(text: str) -> tuple[str, int]:
     if match is None or int(match[3]) > 65535:
         raise ValueError(f'{text!r} is no endpoint; write tcp://HOST:PORT, such as "tcp://127.0.0.1:7411"')
     return match[1] or match[2], int(match[3])
+
+
+def advertised(text: str) -> tuple[str, int]:
+    """Host and port (0: not given) of "tcp://HOST" or "tcp://HOST:PORT", for others to connect to. Raises ValueError."""
+    try:
+        host, port = endpoint(text)
+    except ValueError:
+        try:
+            host, port = endpoint(f"{text}:0")
+        except ValueError:
+            raise ValueError(f"{text!r} cannot be advertised; write tcp://HOST or tcp://HOST:PORT") from None
+    if host in ("*", "0.0.0.0", "::"):
+        raise ValueError(f"{text!r} cannot be advertised: it names no host")
+    return host, port
 
 
 def is_loopback(host: str) -> bool:
@@ -162,17 +192,24 @@ def _listen(value: object) -> str:
     return text
 
 
+def _advertise(value: object) -> str:
+    text = msgspec.convert(value, str)
+    advertised(text)
+    return text
+
+
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "blocks": _blocks,
     "device": _device,
     "listen": _listen,
+    "advertise": _advertise,
     "bytes": size,
     "memory": size,
     "lend": _lend,
 }
 
 
-_JUDGED: Final = frozenset({"listen", "insecure", "blocks", "replicas", "tp", "memory", "lend", "backend"})
+_JUDGED: Final = frozenset({"listen", "insecure", "advertise", "blocks", "replicas", "tp", "memory", "lend", "backend"})
 """Keys by which tables are judged beside others."""
 
 
@@ -189,6 +226,8 @@ def _contradictions(
                 f"[{name}] listen: {table.listen} can be reached from other machines and nothing is encrypted; "
                 "listen on 127.0.0.1, or set insecure = true in [cluster]"
             )
+    if cluster is not None and (text := _port_unknown(cluster)):
+        mistakes.append(f"[cluster] advertise: {text}")
     read = {number: stage for number, stage in enumerate(stages, 1) if stage is not None}
     before: tuple[int, Blocks] | None = None
     for number, stage in read.items():

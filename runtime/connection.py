@@ -3,8 +3,8 @@
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -28,6 +28,7 @@ class Connection:
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.open: dict[str, Events] = {}
+        self._watchers: list[Callable[[bool], None]] = []
         self._serial = 0
 
     @property
@@ -95,6 +96,17 @@ class Connection:
         self._serial += 1
         return str(self._serial)
 
+    @contextmanager
+    def watched(self, fn: Callable[[bool], None]) -> Iterator[None]:
+        """Meanwhile `fn(False)` is called when the connection breaks, `fn(True)` when there is one again."""
+        self._watchers.append(fn)
+        if not self.connected:
+            fn(False)
+        try:
+            yield
+        finally:
+            self._watchers.remove(fn)
+
     async def there(self) -> None:
         """Wait for the connection, should it be broken just now. ZrtError coordinator_lost: it cannot be made again."""
         if self._link.closed:
@@ -113,6 +125,8 @@ class Connection:
     def _on_up(self, link: Link) -> None:
         self._down.clear()
         self._up.set()
+        for fn in self._watchers:
+            fn(True)
         self._up_since = asyncio.get_running_loop().time()
         if not self._first.done():
             self._first.set_result(None)
@@ -120,12 +134,15 @@ class Connection:
             events.go_on()
 
     def _on_down(self, link: Link) -> None:
+        news = self._up.is_set()  # else one more attempt has failed
         self._up.clear()
         self._down.set()
         if not self._first.done():
             self._first.set_exception(self.broken())
         for events in self.open.values():
             events.broke(self.broken())
+        for fn in self._watchers if news else ():
+            fn(False)
 
     def _renew_if_stalled(self) -> None:
         """Nothing came for STALL_S: if that is how long this connection has been there, try another."""

@@ -35,6 +35,8 @@ REGISTER_S: Final = 5.0
 """How long a coordinator may take to answer a registration."""
 SILENCE_S: Final = 3.0
 """How long it may leave a beat unanswered before it is taken for lost."""
+UNANSWERED_S: Final = 5.0
+"""After so long without a connection that is said; then after twice as long each time, so that a log does not grow."""
 PAUSE_FIRST_S: Final = 0.2
 PAUSE_MOST_S: Final = 5.0
 _LEAST_BEAT_S: Final = 0.05
@@ -91,7 +93,9 @@ class Member(Actor):
             reconnect=True,
             lost_kind="coordinator_lost",
         )
-        log.info("%s: a %s, joins the coordinator at %s", self.name, self.kind.replace("_", " "), self._joined.endpoint)
+        log.info(
+            "%s: a %s, is joining the coordinator at %s", self.name, self.kind.replace("_", " "), self._joined.endpoint
+        )
         self.depend(self._membership(), "membership")
 
     async def there(self) -> None:
@@ -206,7 +210,7 @@ class Member(Actor):
     async def _membership(self) -> None:
         pause = PAUSE_FIRST_S
         while True:
-            await self._up.wait()
+            await self._connected()
             try:
                 await self._register()
             except ZrtError as error:
@@ -216,6 +220,16 @@ class Member(Actor):
             else:
                 pause = PAUSE_FIRST_S
                 await self._astray.wait()
+
+    async def _connected(self) -> None:
+        pause = UNANSWERED_S
+        while not self._up.is_set():
+            try:
+                async with asyncio.timeout(pause):
+                    await self._up.wait()
+            except TimeoutError:
+                log.warning("%s: nobody answers at %s yet; trying on", self.name, self.coordinator.endpoint)
+                pause *= 2
 
     async def _register(self) -> None:
         unknown = Address(self.coordinator.name, 0, self.coordinator.endpoint)

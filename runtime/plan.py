@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 
 _RANGE: Final = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
@@ -60,7 +61,10 @@ def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stag
     if not stages:
         raise ZrtError("bad_config", "there is no stage")
     if len(stages) > count:
-        raise ZrtError("bad_config", f"{len(stages)} stages for {count} blocks: every stage needs at least one")
+        raise ZrtError(
+            "bad_config",
+            f"{counted(len(stages), 'stage')} for {counted(count, 'block')}: every stage needs at least one",
+        )
     if not all(wish.weight > 0 for wish in stages):
         raise ZrtError("bad_config", f"a stage has a weight that is not above 0: {[wish.weight for wish in stages]}")
     planned: list[Blocks] = []
@@ -97,7 +101,8 @@ def _check(start: int, end: int, count: int, free: int, pinned: Blocks | None, n
     if free > end - start:
         before = f" before stage {number}, pinned to {pinned}" if pinned is not None else ""
         raise ZrtError(
-            "bad_config", f"{end - start} blocks are left for {free} planned stages{before}: one each is needed"
+            "bad_config",
+            f"there is room of {counted(end - start, 'block')} for {counted(free, 'planned stage')}{before}: one each is needed",
         )
     if not free and end > start and pinned is not None:
         raise ZrtError(

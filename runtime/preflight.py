@@ -1,6 +1,8 @@
 """What can be told before any process starts: whether a model can be run (`zrt check`), what goes where (`zrt plan`), and for
 `zrt up` both."""
 
+import errno
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +12,15 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from zrt.runtime import running
 from zrt.runtime.capacity import Needs, StageNeeds, in_words, needs, shortage
 from zrt.runtime.check import Report, found_spec, inspect, require_weights
 from zrt.runtime.cluster_file import Conf
 from zrt.runtime.compute.inventory import Problem
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.split import check_split
+from zrt.runtime.config import endpoint
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import say
 from zrt.runtime.machine import available_memory
@@ -32,6 +37,7 @@ def prepare(conf: Conf) -> None:
 
     ZrtError bad_model, unsupported, bad_config, insufficient_memory.
     """
+    _refuse(taken_by_ours(conf.cluster.listen))
     spec = read_spec(_fetch(conf.model.ref, weights=False))
     _say_context(conf, spec)
     _refuse(shortage(_needs(conf, spec)))
@@ -39,6 +45,33 @@ def prepare(conf: Conf) -> None:
         found = require_weights(_fetch(conf.model.ref), spec)
         if found != spec:
             _refuse(shortage(_needs(conf, found)))
+
+
+def taken_by_ours(listen: str) -> ZrtError | None:
+    """`bad_config` if another cluster of this machine listens there. A port that a stranger holds is for who binds it to tell."""
+    host, port = endpoint(listen)
+    if not port or not _taken(host, port):
+        return None
+    known = running.notes()
+    holder = next((note for note in known if note.endpoint.endswith(f":{port}")), None)
+    if holder is None:
+        return None
+    which = "" if holder == known[0] else f" --connect {holder.endpoint}"  # without it the last one started is meant
+    return ZrtError(
+        "bad_config",
+        f"the cluster {holder.name} already runs at {holder.endpoint} (`zrt status{which}`): `zrt down{which}` ends it, "
+        "or listen on another port (port 0 picks a free one)",
+    )
+
+
+def _taken(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("" if host == "*" else host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 def check(ref: str, *, json: bool, tp: int, trial: Callable[[int], ZrtError | None]) -> int:
@@ -116,26 +149,22 @@ def _described(report: Report) -> list[str]:
     """A report in lines; its problems are for stderr."""
     lines = [report.model]
     if report.family is not None:
-        lines[0] += f": {report.family}, {report.blocks} blocks, {report.parameters:,} parameters"
+        lines[0] += f": {report.family}, {counted(report.blocks or 0, 'block')}, {report.parameters:,} parameters"
         lines.append(f"  context    {report.context} tokens; vocabulary {report.vocab_size}; {_tied(report)}")
     dtypes = (
         ", ".join(f"{dtype} {in_words(size)}" for dtype, size in sorted(report.dtypes.items()))
         or "nothing that is used"
     )
-    lines.append(f"  weights    {dtypes} in {_count(report.weight_files, 'file')}")
+    lines.append(f"  weights    {dtypes} in {counted(report.weight_files, 'file')}")
     template = "with a chat template" if report.chat_template else "without a chat template"
     lines.append(f"  tokenizer  {template if report.tokenizer else 'none'}; end ids {report.eos_ids or 'none'}")
     lines += [f"  note: {note}" for note in report.notes]
-    lines.append("can be run" if report.usable else f"cannot be run: {_count(len(report.problems), 'problem')}")
+    lines.append("can be run" if report.usable else f"cannot be run: {counted(len(report.problems), 'problem')}")
     return lines
 
 
 def _tied(report: Report) -> str:
     return "head tied to the embedding" if report.tied else "head of its own"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _plan_fields(conf: Conf, spec: ModelSpec, found: Needs) -> dict[str, Any]:
@@ -155,7 +184,7 @@ def _stage_fields(stage: StageNeeds) -> dict[str, Any]:
 
 def _print_plan(conf: Conf, spec: ModelSpec, found: Needs) -> None:
     lines = [
-        f"{conf.model.ref}: {spec.model_type}, {spec.num_blocks} blocks, {conf.model.dtype}, context {found.context}",
+        f"{conf.model.ref}: {spec.model_type}, {counted(spec.num_blocks, 'block')}, {conf.model.dtype}, context {found.context}",
     ]
     _print_lines(lines)
     table = Table("stage", "blocks", "replicas", "device")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.generation_config import GenerationDefaults, eos_ids, generation_defaults
 from zrt.runtime.lane import Lane
@@ -47,7 +48,7 @@ class Prompts:
         if len(ids) >= self.context:
             raise ZrtError(
                 "context_exceeded",
-                f"the prompt has {len(ids)} tokens, the context holds {self.context}: shorten it or raise [model] context",
+                f"the prompt has {counted(len(ids), 'token')}, the context holds {self.context}: shorten it or raise [model] context",
             )
         return list(ids)
 

@@ -1,4 +1,4 @@
-"""The notes that each `zrt up` leaves for the other commands of this machine: where its cluster is reached, and its process id."""
+"""The notes that each `zrt up` leaves for the other commands of this machine: where its cluster is reached, its process id and its name."""
 
 import os
 import socket
@@ -16,6 +16,7 @@ class Note(msgspec.Struct):
     endpoint: str
     pid: int
     host: str
+    name: str = ""
 
 
 def folder() -> Path:
@@ -23,12 +24,12 @@ def folder() -> Path:
     return home() / "run"
 
 
-def write(endpoint: str) -> None:
-    """Leave our note. OSError where the folder cannot be written."""
+def write(endpoint: str, name: str) -> None:
+    """Leave the note of our cluster. OSError where the folder cannot be written."""
     path = _path()
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
-    new.write_bytes(msgspec.json.encode(Note(endpoint, os.getpid(), socket.gethostname())))
+    new.write_bytes(msgspec.json.encode(Note(endpoint, os.getpid(), socket.gethostname(), name)))
     new.replace(path)
 
 

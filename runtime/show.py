@@ -1,5 +1,6 @@
 """What a person sees on a terminal: bars while things load, a session's figures as a line."""
 
+import os
 import sys
 from contextlib import suppress
 from types import TracebackType
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from zrt.runtime.counted import counted
 from zrt.runtime.foreground import say
 from zrt.runtime.messages.client import Cluster, Finished
 from zrt.runtime.messages.client import Progress as Phase
@@ -69,7 +71,7 @@ class Bars:
                 what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
                 self.update(actor.done_bytes, actor.total_bytes, what)
                 captures = actor.state == "loading" and actor.all_graphs > 0
-                self.state(what, f"{what} captures {actor.all_graphs} CUDA graphs" if captures else "")
+                self.state(what, f"{what} captures {counted(actor.all_graphs, 'CUDA graph')}" if captures else "")
 
     def state(self, whose: str, text: str) -> None:
         """A line when this is said of somebody first, or anew."""
@@ -94,9 +96,26 @@ class Notice:
         self._on = sys.stderr.isatty()
         self._shown = ""
         self._in_text = False
+        self._broken = False
+
+    def broken(self, endpoint: str, patience: float) -> None:
+        """The connection is gone, and is tried for `patience` seconds: said on a line of its own until it is back."""
+        self._broken = True
+        line = f"[the connection to {endpoint} broke; reconnecting for {patience:g} s at most]"
+        with suppress(OSError):  # stderr is no terminal, or no more
+            if columns := os.get_terminal_size(sys.stderr.fileno()).columns:
+                line = line[: columns - 1]  # one that wraps could not be taken back
+        self._write(f"\n{line}" if self._in_text else f"\r\x1b[K{line}")
+
+    def back(self) -> None:
+        """What was said of the connection is over."""
+        if self._broken:
+            self._broken = False
+            self._write("\r\x1b[K")
 
     def progress(self, progress: Phase) -> None:
         """Before the text, every change; within it only that the text is held up, once."""
+        self.back()
         line = progress.phase
         if self._in_text:
             if line in ("waiting", "parked", "replaying") and line != self._shown:
@@ -108,6 +127,7 @@ class Notice:
 
     def text(self) -> None:
         """The text goes on, or what else ends the waiting."""
+        self.back()
         self._shown = ""
         if not self._in_text:
             self._in_text = True
@@ -128,7 +148,7 @@ def figures(finished: Finished) -> str:
     """One generation's speed, and where its time went: each stage's share of compute, and what is left for queues and hops."""
     timings = finished.timings
     lines = [
-        f"{finished.prompt_tokens} prompt tokens, {finished.completion_tokens} generated ({finished.reason}), "
+        f"{counted(finished.prompt_tokens, 'prompt token')}, {finished.completion_tokens} generated ({finished.reason}), "
         f"first token after {timings.ttft_ms:.0f} ms, then {timings.decode_tok_s:.1f} tokens/s, seed {finished.seed}"
     ]
     compute = sum(stage.compute_ms for stage in finished.stages)

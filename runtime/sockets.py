@@ -68,6 +68,7 @@ class Sockets:
         host, port = split_endpoint(listen)
         if host in _WILDCARDS and advertise is None:
             text = f"{listen} names every interface, so nobody knows which to connect to: say --advertise tcp://HOST"
+            text += ' (in a cluster file advertise = "tcp://HOST")'
             raise ZrtError("bad_config", text)
         socket = self._make(zmq.ROUTER, limit, ipv6=_is_v6(host))
         # A peer whose routing id is unknown is an error (EHOSTUNREACH), not silence; a client that comes back under its own

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Open
 from zrt.runtime.messages.header import HopTime, Step
@@ -39,7 +40,7 @@ class StageSession:
         if message.length < 1:
             raise ZrtError("bad_request", f"open: length {message.length}, a history has at least one token")
         if message.tokens and len(message.tokens) != message.length:
-            text = f"open: {len(message.tokens)} tokens for a history of length {message.length}"
+            text = f"open: {counted(len(message.tokens), 'token')} for a history of length {message.length}"
             raise ZrtError("bad_request", text)
         return cls(
             message.session,

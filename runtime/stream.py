@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from zrt.runtime.connection import Connection, Events
+from zrt.runtime.connection import SILENCE_S, Connection, Events
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import (
     Accepted,
@@ -68,6 +68,11 @@ class Stream:
         if not self.over:
             raise ZrtError("internal", "the generation has not finished")
         return [self._finished[choice] for choice in range(self._request.n)]
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which a connection that broke is tried again."""
+        return max(SILENCE_S, self._events.patience)
 
     async def next_event(self) -> Accepted | Progress | Piece | Finished:
         """What the cluster says next. ZrtError: the kind of the error that ended the generation; internal after its end."""

@@ -6,11 +6,12 @@ Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Gen
 
 import asyncio
 import logging
-import os
 import secrets
+import signal
 import sys
 import time
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
 from typing import Final
 
 import msgspec
@@ -19,28 +20,29 @@ from zrt.runtime import running
 from zrt.runtime.actor import Envelope
 from zrt.runtime.asking import Question, answer
 from zrt.runtime.client import LEAVE_S, Client
-from zrt.runtime.cluster_file import Conf, Spares, Stage, Worker
-from zrt.runtime.compute.threads import thread_environment
-from zrt.runtime.config import threads
+from zrt.runtime.cluster_file import Conf
+from zrt.runtime.command_lines import CommandLines, Line
 from zrt.runtime.connection import CONNECT_S
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import KINDS, Kind, ZrtError
 from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline
-from zrt.runtime.logs import STAMP, VARIABLE
+from zrt.runtime.logs import STAMP
 from zrt.runtime.member import Member
+from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, GoingDown, Kill
 from zrt.runtime.seats import seat_name, spare_names
 from zrt.runtime.show import Bars
-from zrt.runtime.spawn import Ready, command
+from zrt.runtime.spawn import Ready
 from zrt.runtime.supervise import Child, Death, Restart, Supervisor
 
 log = logging.getLogger(__name__)
 
 STOP_S: Final = 5.0
 """How long a process may take to end in good order."""
+HURRY_S: Final = 1.0
+"""Likewise a coordinator that nobody wants to wait for: its last words are on their way."""
 TELL_S: Final = 3.0
-PORT_S: Final = 5.0
-"""How long a coordinator waits for the port of the one whose place it takes."""
 READY_S: Final = 30.0
 """How long a process may take until its sockets are bound: to start and import, not to load."""
 COORDINATOR: Final = "coordinator"
@@ -57,7 +59,7 @@ async def up(conf: Conf, words: list[str], question: Question | None, lifeline: 
     parent = Parent(conf, words, detached=detached)
     loop = asyncio.get_running_loop()
     for number in ending_signals():
-        loop.add_signal_handler(number, parent.on_signal)
+        loop.add_signal_handler(number, parent.on_signal, number)
     ended = asyncio.ensure_future(parent.ended.wait())
     work = asyncio.ensure_future(parent.serve(question, lifeline))
     try:
@@ -75,6 +77,7 @@ async def up(conf: Conf, words: list[str], question: Question | None, lifeline: 
     if parent.fault is not None:
         raise parent.fault
     if question is None and parent.was_ready:
+        parent.say_goodbye()
         return 0
     if work.cancelled():
         until = "it was ready" if question is None else "the question was answered"
@@ -93,11 +96,13 @@ class Parent:
         self.fault: ZrtError | None = None
         self.was_ready = False
         self._answering = False
-        self._words = words
         self._cluster = secrets.token_hex(8)
+        self._lines = CommandLines(conf, words, self._cluster, detached=detached)
         self._spares = spare_names(conf)
         self._endpoint = ""
         self._leaving: asyncio.Task[None] | None = None
+        self._hurried = False
+        self._ended_by = "zrt down"
         self._member: Member | None = None
         self._bars: Bars | None = None
         self._supervisor = Supervisor(self._on_death, on_ready=self._on_ready, sink=self._on_line)
@@ -112,39 +117,38 @@ class Parent:
         """Start everything, say when it is ready, and answer the question if there is one: the exit status."""
         endpoint = await self._start()
         async with Client(endpoint) as client:
-            await self._wait_ready(client)
-            self.was_ready = True
-            if question is not None:
-                lifeline.ready(endpoint, 0)
-                self._answering = True
-                return await answer(client, question)
-        ends = "`zrt down` ends it" if self.detached else "Ctrl-C or `zrt down` ends it"
-        self._say(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; {ends}")
-        lifeline.ready(endpoint, 0)
-        return 0
+            with Bars() as self._bars:
+                try:
+                    async with aclosing(client.watch()) as watch:
+                        cluster = await self._until_ready(watch, self._bars)
+                        if question is None:
+                            ends = "`zrt down` ends it" if self.detached else "Ctrl-C or `zrt down` ends it"
+                            self._say(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; {ends}")
+                            lifeline.ready(endpoint, 0)
+                            await self._until_loaded(cluster, watch, self._bars)
+                            return 0
+                finally:
+                    self._bars = None
+            lifeline.ready(endpoint, 0)
+            self._answering = True
+            return await answer(client, question)
 
     async def _start(self) -> str:
         """The coordinator first: block servers must find this one, not another that holds the port. Its endpoint."""
-        coordinator = self._supervisor.spawn(
-            COORDINATOR,
-            [*command("actor", "coordinator"), *self._words, "--cluster-id", self._cluster],
-            env=self._environment(1),
-            ready_s=READY_S,
-            restart=self._restart,
-        )
+        coordinator = self._spawn(COORDINATOR, self._lines.coordinator())
         endpoint = (await coordinator.ready()).endpoint
         self._endpoint = endpoint
-        # after a crash it must come back where everybody looks for it, and a passing connection may have that port
-        coordinator.argv += ["--listen", endpoint, "--port-wait", str(PORT_S)]
+        coordinator.argv += self._lines.coordinator_again(endpoint)
         self._leave_note(endpoint)
         for stage, conf in enumerate(self.conf.stages):
             for replica in range(conf.replicas):
-                self._spawn_server(seat_name(stage, replica, conf.replicas), endpoint, conf)
+                name = seat_name(stage, replica, conf.replicas)
+                self._spawn(name, self._lines.server(name, endpoint, conf))
         for name in self._spares:
-            self._spawn_server(name, endpoint, self.conf.spares)
+            self._spawn(name, self._lines.server(name, endpoint, self.conf.spares))
         for worker in self.conf.workers:
             if not worker.join:
-                self._spawn_worker(worker, endpoint)
+                self._spawn(worker.name, self._lines.worker(endpoint, worker))
         self._member = member = Member("up", "supervisor", join=endpoint, cluster=self._cluster)
         member.state = "ready"
         member.ended = self.ended
@@ -155,60 +159,31 @@ class Parent:
         member.every(WATCH_S, self._watch)
         return endpoint
 
-    def _environment(self, threads: int) -> dict[str, str]:
-        log = self.conf.log
-        form = "dated" if log.format == "text" and self.detached else log.format
-        return thread_environment(threads) | {VARIABLE: f"{log.level}:{form}"}
+    def _spawn(self, name: str, line: Line) -> Child:
+        restart = Restart(budget=self.conf.limits.restarts)
+        return self._supervisor.spawn(name, line.argv, env=line.environment, ready_s=READY_S, restart=restart)
 
-    def _spawn_server(self, name: str, endpoint: str, conf: Stage | Spares) -> None:
-        alone, shared = threads(self.conf, conf, len(os.sched_getaffinity(0)))
-        words = ["--join", endpoint, "--name", name, "--device", conf.device, "--cluster-id", self._cluster]
-        words += ["--threads", str(alone), "--shared-threads", str(shared)]
-        if conf.memory is not None:
-            words += ["--memory", str(conf.memory)]
-        self._supervisor.spawn(
-            name,
-            [*command("actor", "block-server"), *words],
-            env=self._environment(alone),
-            ready_s=READY_S,
-            restart=self._restart,
-        )
-
-    def _spawn_worker(self, conf: Worker, endpoint: str) -> None:
-        threads = conf.threads or len(os.sched_getaffinity(0))
-        words = ["--join", endpoint, "--name", conf.name, "--device", conf.device, "--threads", str(threads)]
-        if conf.memory is not None:
-            words += ["--memory", str(conf.memory)]
-        self._supervisor.spawn(
-            conf.name,
-            [*command("worker"), *words, "--cluster-id", self._cluster],
-            env=self._environment(threads),
-            ready_s=READY_S,
-            restart=self._restart,
-        )
-
-    @property
-    def _restart(self) -> Restart:
-        return Restart(budget=self.conf.limits.restarts)
-
-    async def _wait_ready(self, client: Client) -> None:
+    async def _until_ready(self, watch: AsyncIterator[Cluster], bars: Bars) -> Cluster:
         """Show how the stages load. ZrtError as the cluster's fault says, when it will not become ready."""
-        with Bars() as bars:
-            self._bars = bars
-            try:
-                async with aclosing(client.watch()) as watch:
-                    async for cluster in watch:
-                        if cluster.fault:
-                            raise _fault(cluster.fault)
-                        bars.loading(cluster)
-                        if cluster.ready:
-                            return
-            finally:
-                self._bars = None
+        async for cluster in watch:
+            if cluster.fault:
+                raise _fault(cluster.fault)
+            bars.loading(cluster)
+            if cluster.ready:
+                self.was_ready = True
+                return cluster
+        raise ZrtError("internal", "the coordinator says no more of its cluster")
+
+    async def _until_loaded(self, cluster: Cluster, watch: AsyncIterator[Cluster], bars: Bars) -> None:
+        """Show how the other replicas load, whom a cluster that is ready has not waited for."""
+        with suppress(ZrtError, StopAsyncIteration):  # the coordinator is gone, and with it who says
+            while any(actor.stage >= 0 and actor.state == "loading" for actor in cluster.actors):
+                cluster = await anext(watch)
+                bars.loading(cluster)
 
     def _leave_note(self, endpoint: str) -> None:
         try:
-            running.write(endpoint)
+            running.write(endpoint, self.conf.cluster.name)
         except OSError as error:
             self._say(
                 f"zrt: other commands will not find this cluster by themselves, say --connect {endpoint}: {error}"
@@ -227,31 +202,47 @@ class Parent:
                 await self._member.stop()
         finally:
             servers = [child for child in self._supervisor.children.values() if child.name != COORDINATOR]
+            patience = STOP_S
+            if self._hurried:
+                patience = HURRY_S
+                for child in servers:
+                    child.dismiss()
+                    child.kill()
             await asyncio.gather(*(child.stop(STOP_S) for child in servers), return_exceptions=True)
-            await self._supervisor.stop(STOP_S)
+            await self._supervisor.stop(patience)
 
     # ---- what happens meanwhile ---------------------------------------------------------------------------------
 
-    def on_signal(self) -> None:
-        """The first Ctrl-C ends the cluster in good order: sessions may finish for LEAVE_S. The second ends it at once."""
-        if self.ended.is_set() or self._leaving is not None:
+    def on_signal(self, number: signal.Signals) -> None:
+        """The first Ctrl-C ends the cluster in good order: sessions may finish for LEAVE_S. The second waits for nothing but that clients are
+        told; the third, or one while processes end, kills them.
+        """
+        self._ended_by = "Ctrl-C" if number is signal.SIGINT else number.name
+        if self.ended.is_set() or self._hurried:
             self._supervisor.kill()
             self.ended.set()
         elif self._answering or not self.was_ready:
             self.ended.set()
+        elif self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._leave(LEAVE_S, CONNECT_S + LEAVE_S))
         else:
-            self._leaving = asyncio.ensure_future(self._leave())
+            self._hurried = True
+            self._leaving.cancel()
+            self._leaving = asyncio.ensure_future(self._leave(0.0, TELL_S))
 
-    async def _leave(self) -> None:
+    async def _leave(self, seconds: float, timeout: float) -> None:
         """Have the coordinator bring the cluster down as `zrt down` does; it tells us when to go."""
         try:
-            async with asyncio.timeout(CONNECT_S + LEAVE_S), Client(self._endpoint) as client:
-                if (await client.status()).sessions:
-                    self._say(f"zrt: sessions may go on for {LEAVE_S:g} s; Ctrl-C again ends the cluster at once")
-                await client.down(LEAVE_S)
+            async with asyncio.timeout(timeout), Client(self._endpoint) as client:
+                if seconds and (await client.status()).sessions:
+                    self._say(f"zrt: sessions may go on for {seconds:g} s; Ctrl-C again ends the cluster at once")
+                await client.down(seconds)
         except (ZrtError, TimeoutError) as error:
             log.info("the coordinator does not bring the cluster down: %s", error)
         self.ended.set()
+
+    def say_goodbye(self) -> None:
+        self._say(f"zrt: {self.conf.cluster.name} is down ({self._ended_by})")
 
     def _on_ready(self, child: Child, ready: Ready) -> None:
         if child.name == COORDINATOR:
@@ -335,7 +326,7 @@ class Parent:
             self._unsaid += 1
             return
         if self._unsaid:
-            text, self._unsaid = f"zrt: {self._unsaid} lines were dropped, since nobody read them\n{text}", 0
+            text, self._unsaid = f"zrt: nobody read on: {counted(self._unsaid, 'line')} dropped\n{text}", 0
         (self._bars.say if self._bars is not None else say)(text)
 
 
@@ -345,9 +336,9 @@ def _final(child: Child, told: str, brief: str) -> ZrtError:
     kind: Kind = error.kind
     if kind == "internal":
         kind = "coordinator_lost" if child.name == COORDINATOR else "stage_lost"
-    count = f"{child.restarts} restart" + ("s" if child.restarts > 1 else "")
-    again = f", after {count}" if child.restarts else ""
-    return ZrtError(kind, error.message.replace(told, brief) + again, error.where)
+    again = f", after {counted(child.restarts, 'restart')}" if child.restarts else ""
+    where = "" if child.name == COORDINATOR else error.where  # what it refuses was said to `zrt up`
+    return ZrtError(kind, error.message.replace(told, brief) + again, where)
 
 
 def _fault(text: str) -> ZrtError:

@@ -13,6 +13,7 @@ from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Footer, Input, Static
 
 from zrt.runtime.client import Client
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import SessionInfo
@@ -137,7 +138,7 @@ class Top(App[None]):
         views = " ".join(f"[{name}]" if name == self._view else name for name in VIEWS)
         told = []
         if cluster is not None:
-            told = ["ready" if cluster.ready else "NOT READY", f"{len(cluster.sessions)} sessions"]
+            told = ["ready" if cluster.ready else "NOT READY", counted(len(cluster.sessions), "session")]
         told += [text for text in (self.paused and "paused", self._wanted and f"/{self._wanted}") if text]
         if self._view == "sessions":
             told.append(f"by {self._order}")

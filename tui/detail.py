@@ -9,6 +9,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Cluster, Finished, Piece
 from zrt.runtime.messages.cluster import Happened, SessionInfo
@@ -102,7 +103,7 @@ def facts(
         age = (cluster.up_ms - info.asked_ms) / 1e3 if cluster is not None else 0.0
         lines += [
             f"prompt {info.prompt_tokens}, new {info.completion_tokens}, {info.tokens_s:.1f} tokens/s, "
-            f"first token {info.ttft_ms:.0f} ms, {info.kv_pages} pages, epoch {info.epoch}",
+            f"first token {info.ttft_ms:.0f} ms, {counted(info.kv_pages, 'page')}, epoch {info.epoch}",
             f"asked {age:.0f} s ago by {info.client}; route {' → '.join(info.route) or '–'}",
         ]
         if info.gaps_ms:
@@ -127,6 +128,6 @@ def _hops(info: SessionInfo) -> list[str]:
             f"{bar(spent, whole, 20)}"
         )
     if len(info.hops) > MOST_HOPS:
-        lines.append(f"{f'{len(info.hops) - MOST_HOPS} more stages':<18} {sum(sums[MOST_HOPS:]):>35.2f}")
+        lines.append(f"{counted(len(info.hops) - MOST_HOPS, 'more stage'):<18} {sum(sums[MOST_HOPS:]):>35.2f}")
     lines.append(f"{'network':<18} {info.network_ms:>35.2f} {bar(info.network_ms, whole, 20)}")
     return lines

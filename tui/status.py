@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from zrt.runtime.client import Client
+from zrt.runtime.counted import counted
 from zrt.runtime.messages.client import Cluster
 from zrt.tui.rows import Row, Style, clean
 from zrt.tui.tables import SESSIONS
@@ -63,7 +64,11 @@ def tree(cluster: Cluster) -> list[Text]:
     """The cluster in lines: what it is, its processes, its sessions."""
     ready = "ready" if cluster.ready else "not ready"
     lines = [
-        Text(clean(f"{cluster.name}: {cluster.model}, {cluster.num_blocks} blocks, context {cluster.context}, {ready}"))
+        Text(
+            clean(
+                f"{cluster.name}: {cluster.model}, {counted(cluster.num_blocks, 'block')}, context {cluster.context}, {ready}"
+            )
+        )
     ]
     if cluster.fault:
         lines.append(Text(clean(cluster.fault), style="red"))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from zrt.runtime.counted import counted
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo
 from zrt.runtime.messages.lending import WorkerLoad
@@ -146,7 +147,7 @@ def _where(node: Node) -> str:
 
 def _fault(node: Node) -> str:
     if node.rank is not None:
-        return f"{node.rank.errors} errors, the last: {node.rank.error}" if node.rank.error else ""
+        return f"{counted(node.rank.errors, 'error')}, the last: {node.rank.error}" if node.rank.error else ""
     actor = node.actor
     if actor is None:
         return ""

@@ -22,6 +22,7 @@ from zrt.runtime.compute.rope import rotary, rotate_
 from zrt.runtime.compute.session_cache import SessionCache
 from zrt.runtime.compute.shard import Block, Shard
 from zrt.runtime.compute.workspace import Views, Workspace
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 
 
@@ -188,7 +189,8 @@ class Decoder:
         have = self.cache.have(step.key)
         if step.seq_pos > have:
             raise ZrtError(
-                "kv_gap", f"session {session_name(step.key)} holds {have} tokens; a step at {step.seq_pos} leaves a gap"
+                "kv_gap",
+                f"session {session_name(step.key)} holds {counted(have, 'token')}; a step at {step.seq_pos} leaves a gap",
             )
         switch = self._rope_switch
         if switch is not None and max(step.seq_pos, step.rope_length) <= switch < step.seq_pos + step.n:
@@ -209,7 +211,7 @@ class Decoder:
             if step.n < 1 or step.seq_pos < 0:
                 raise ZrtError(
                     "bad_request",
-                    f"session {session_name(step.key)}: a step of {step.n} tokens at position {step.seq_pos}",
+                    f"session {session_name(step.key)}: a step of {counted(step.n, 'token')} at position {step.seq_pos}",
                 )
         shape = (rows,) if self.shard.is_first else (rows, spec.hidden_size)
         dtype = torch.int64 if self.shard.is_first else self.shard.dtype

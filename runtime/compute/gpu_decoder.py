@@ -32,6 +32,7 @@ from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.picking import Picking
 from zrt.runtime.compute.shard import Block, Shard
 from zrt.runtime.compute.workspace import Views, Workspace
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 
 GRAPH_SIZES: Final = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))
@@ -126,7 +127,7 @@ class GpuDecoder(Decoder):
         except torch.cuda.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise ZrtError(
-                "insufficient_vram", f"{self.shard.device} has no memory left for a turn of {len(x)} tokens"
+                "insufficient_vram", f"{self.shard.device} has no memory left for a turn of {counted(len(x), 'token')}"
             ) from error
 
     def _replay(self, graph: Graph, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:

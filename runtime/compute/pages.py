@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from zrt.runtime.compute.batch import session_name
+from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 
 
@@ -96,7 +97,9 @@ class PagePool:
         ZrtError overloaded: `sessions` are open already.
         """
         if len(self._sessions) >= self._max_sessions:
-            raise ZrtError("overloaded", f"all {self._max_sessions} sessions of the KV cache are taken")
+            raise ZrtError(
+                "overloaded", f"the KV cache has {counted(self._max_sessions, 'session')} at most, and all are taken"
+            )
         source, pages = self._longest(names)
         whole_or_scarce = source is not None and (pages == source.named or pages > self.stats().free)
         if source is not None and source.number in self._cached and whole_or_scarce:
@@ -126,8 +129,9 @@ class PagePool:
         if missing > free:
             raise ZrtError(
                 "kv_full",
-                f"session {session_name(key)} needs {missing} more KV pages of {self._page_tokens} tokens to hold {upto} tokens; "
-                f"{free} of {self._total} are free, {self._used} used by {len(self._sessions)} sessions",
+                f"session {session_name(key)} needs {counted(missing, 'more KV page')} of {counted(self._page_tokens, 'token')} "
+                f"to hold {counted(upto, 'token')}; "
+                f"{free} of {self._total} are free, {self._used} used by {counted(len(self._sessions), 'session')}",
             )
         self._make_room(missing, None)
         row.pages += missing
@@ -139,7 +143,7 @@ class PagePool:
         if not row.have <= upto <= row.pages * self._page_tokens:
             raise ZrtError(
                 "internal",
-                f"session {session_name(key)} holds {row.have} tokens in {row.pages} pages; {upto} cannot be committed",
+                f"session {session_name(key)} holds {counted(row.have, 'token')} in {counted(row.pages, 'page')}; {upto} cannot be committed",
             )
         row.have = upto
         self._publish(row)

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 import pytest_asyncio
@@ -123,6 +123,25 @@ async def test_a_member_may_come_before_its_coordinator(start: Start, endpoint: 
     await asyncio.wait_for(worker.registered.wait(), PATIENCE_S)
     assert worker.tell_coordinator(LoadProgress(1, 1, 1))
     await until(lambda: coordinator.progress == [LoadProgress(1, 1, 1)])
+
+
+@pytest.mark.parametrize("stranger", [False, True], ids=["nobody", "a stranger that says nothing"])
+async def test_that_nobody_answers_is_said_ever_more_rarely(
+    stranger: bool, start: Start, endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(member_module, "UNANSWERED_S", 0.02)
+    worker = Worker(endpoint)
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    with ExitStack() as there:
+        if stranger:
+            there.enter_context(socket.create_server((host, int(port))))
+        await start(worker)
+        await asyncio.sleep(0.5)
+    said = [record.getMessage() for record in caplog.records if "nobody" in record.getMessage()]
+    assert set(said) == {f"front: nobody answers at {endpoint} yet; trying on"}
+    assert 2 <= len(said) <= 5  # after 0.02, 0.06, 0.14, 0.3 and 0.62 s
+    await start(Coordinator(endpoint))
+    await asyncio.wait_for(worker.registered.wait(), PATIENCE_S)
 
 
 async def test_a_new_coordinator_on_the_same_port_is_joined_anew(

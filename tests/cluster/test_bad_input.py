@@ -58,6 +58,7 @@ def conf(
         ("actor block-server --join tcp://127.0.0.1:1 --listen 7411", "tcp://HOST:PORT"),
         ("frobnicate", "frobnicate"),
         ("drain stage1 --tiemout 3", "usage: zrt drain "),
+        ("up --stage 3", "zrt up: error: unrecognized arguments: --stage"),
         ("actor tp-rank --rank 1 --world 2 --memory 3", "usage: zrt actor tp-rank "),
     ],
 )
@@ -154,6 +155,7 @@ def test_a_taken_port(detach: list[str], tiny: Path, tmp_path: Path) -> None:
         done = run_zrt("up", str(file), *detach, home=tmp_path)
         refused(done, 2, f"bad_config: {endpoint} is taken by another process", "port 0", home=tmp_path)
         assert done.stderr.count(endpoint) == 1
+        assert "(coordinator)" not in done.stderr
         assert holder.poll(0) == 0
 
 

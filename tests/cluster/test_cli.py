@@ -15,6 +15,7 @@ from speaking import speaking
 from terminal import CTRL_C, CTRL_D, Terminal
 
 from zrt.runtime.client import Client
+from zrt.runtime.log_lines import as_said
 
 LONG = ["--max-tokens", "50000", "--temperature", "0"]
 """An answer that would take minutes."""
@@ -162,6 +163,26 @@ def test_ctrl_c_in_a_chat_ends_the_answer_alone_and_ctrl_d_leaves(cluster: Runni
         assert "Traceback" not in terminal.screen
 
 
+def test_a_connection_that_breaks_is_said_on_a_terminal_until_it_is_back(cluster: Running) -> None:
+    """The coordinator's death costs the answer, not the chat."""
+    with Terminal("chat", *LONG, home=cluster.home) as terminal:
+        terminal.until("> ")
+        terminal.type("w9\n")
+        terminal.until(" w")
+        cluster.children()["coordinator"].kill()
+        terminal.until(f"\n[the connection to {cluster.endpoint} broke; reconnecting for 15 s at most]")
+        terminal.until("\r\x1b[K")
+        terminal.until("zrt: coordinator_lost: ")
+        terminal.until("> ")
+        while not json.loads(cluster.zrt("status", "--json").stdout)["ready"]:
+            pass
+        terminal.type("w10\n")
+        terminal.until(" w")
+        terminal.type(CTRL_C)
+        terminal.until("> ")
+        assert terminal.wait(typing=CTRL_D) == 1
+
+
 def test_ctrl_c_instead_of_a_line_leaves_a_chat(cluster: Running) -> None:
     with Terminal("chat", home=cluster.home) as terminal:
         terminal.until("> ")
@@ -212,7 +233,8 @@ def test_a_detached_cluster_outlives_its_command(cluster: Running, model: Path, 
     said = done.stderr.splitlines()
     assert said[-1] == f"zrt: second runs on; its log is {log}"
     assert re.fullmatch("zrt: second is ready at tcp://127.0.0.1:[0-9]+; `zrt down` ends it", said[-2])
-    lines = log.read_text().splitlines()
+    written = log.open()
+    lines = written.read().splitlines()
     log.unlink()  # the next one's has lines of its own
     if form == "json":
         assert {json.loads(line)["actor"] for line in lines} == {"up", "coordinator", "stage0"}
@@ -223,7 +245,18 @@ def test_a_detached_cluster_outlives_its_command(cluster: Running, model: Path, 
     state = json.loads(cluster.zrt("status", "--json").stdout)
     assert (state["name"], state["ready"]) == ("second", True)
     assert cluster.zrt("down").returncode == 0
+    with written:
+        assert "zrt: second is down (zrt down)" in [as_said(line.rstrip()) for line in written]
     assert json.loads(cluster.zrt("status", "--json").stdout)["name"] == "test"
+
+
+def test_a_second_cluster_at_the_same_place_is_told_whose_it_is(cluster: Running) -> None:
+    done = cluster.zrt("up", str(cluster.home / "cluster.toml"), "--listen", cluster.endpoint)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"zrt: bad_config: the cluster test already runs at {cluster.endpoint} (`zrt status`): `zrt down` ends it, "
+        "or listen on another port (port 0 picks a free one)\n"
+    )
 
 
 def test_down_returns_when_everything_is_gone(cluster: Running) -> None:
@@ -232,6 +265,7 @@ def test_down_returns_when_everything_is_gone(cluster: Running) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "zrt: test is down\n")
     assert family(cluster.home) == []
     assert cluster.process.wait(1) == 0
+    assert cluster.process.stderr.read().endswith("zrt: test is down (zrt down)\n")
     assert cluster.zrt("status").returncode == 1
 
 

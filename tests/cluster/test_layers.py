@@ -88,7 +88,7 @@ def test_a_cluster_lends_to_a_worker_of_its_own_and_to_one_elsewhere_and_outlive
         assert cellar.stderr is not None
         joins, reached, joined, *_ = cellar.stderr.read().splitlines()
         stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} info cellar: "
-        assert re.fullmatch(f"{stamp}a layer worker, joins the coordinator at {cluster.endpoint}", joins)
+        assert re.fullmatch(f"{stamp}a layer worker, is joining the coordinator at {cluster.endpoint}", joins)
         assert re.fullmatch(f"{stamp}is reached at tcp://127.0.0.1:[0-9]+", reached)
         assert re.fullmatch(f"{stamp}joined the coordinator at {cluster.endpoint}", joined)
         with joining("cellar", cluster.endpoint, there) as again:

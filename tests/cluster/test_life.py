@@ -171,6 +171,25 @@ def test_a_coordinator_that_dies_or_hangs_while_the_cluster_goes_down_keeps_noth
         assert gone(list(processes.values()), 0)
 
 
+def test_a_replica_that_loads_longer_than_another_is_shown_to_its_end(slow: Path, tmp_path: Path) -> None:
+    """It is stopped until the cluster is ready without it."""
+    process = start_zrt("up", write_conf(slow, tmp_path, stages=1, replicas=2, model_weights="random"), home=tmp_path)
+    try:
+        said = iter(process.stderr.readline, "")
+        what = next(line for line in said if line.startswith("stage0.")).partition(" ")[0]
+        late = next(one for one in family(tmp_path) if what in one.cmdline())
+        late.suspend()
+        assert any("is ready at" in line for line in said)
+        late.resume()
+        assert any(line.startswith(f"{what} (blocks 0-15): done") for line in said)
+        process.send_signal(signal.SIGTERM)
+        assert list(said)[-1] == "zrt: test is down (SIGTERM)\n"
+        assert process.wait(END_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 # ---- ends -----------------------------------------------------------------------------------------------------------
 
 

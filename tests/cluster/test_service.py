@@ -93,6 +93,9 @@ def test_drain_and_undrain(tiny: Path, tmp_path: Path) -> None:
             started = time.monotonic()
             assert cluster.end() == 0
             assert time.monotonic() - started < 3
+            _, said = process.communicate(timeout=2)
+            assert said == "zrt: cancelled: the cluster was shut down\n"
+        assert cluster.process.stderr.read().endswith("zrt: test is down (Ctrl-C)\n")
         assert family(tmp_path) == []
 
 
@@ -102,11 +105,16 @@ def _line(cluster: Running, part: str) -> str:
 
 
 def test_sessions_finish_before_the_cluster_goes(tiny: Path, tmp_path: Path) -> None:
-    """It listens where the command line says."""
-    with running(
-        conf(tiny, tmp_path, 1, model_context=60000), "--listen", "tcp://127.0.0.2:0", home=tmp_path
-    ) as cluster:
+    """It listens on every interface, and is reached where the command line says: by its own processes, by clients, and after a crash."""
+    words = ["--listen", "tcp://0.0.0.0:0", "--insecure", "--advertise", "tcp://127.0.0.2"]
+    with running(conf(tiny, tmp_path, 1, model_context=60000), *words, home=tmp_path) as cluster:
         assert cluster.endpoint.startswith("tcp://127.0.0.2:")
+        assert cluster.endpoint in cluster.children()["stage0"].cmdline()
+        cluster.children()["coordinator"].kill()
+        elsewhere = cluster.endpoint.replace("127.0.0.2", "127.0.0.1")
+        deadline = time.monotonic() + 60
+        while '"ready":true' not in cluster.zrt("status", "--json", "--connect", elsewhere).stdout:
+            assert time.monotonic() < deadline
         with answering(cluster, 3 * TOKENS) as (process, first):
             assert cluster.end() == 0
             rest, said = process.communicate(timeout=60)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from clusters import cluster_file
 from running import Running, environment, running, start_zrt
-from terminal import Terminal
+from terminal import CTRL_C, Terminal
 
 from zrt.runtime.cli import main
 
@@ -91,7 +91,7 @@ def test_a_stage_is_killed_its_sessions_move_another_is_drained_and_a_session_is
     asking = start_zrt("generate", "--token-ids", "1,2,3", "--max-tokens", "30000", home=cluster.home)
     try:
         with tmux(cluster.home) as top:
-            top.until(lambda screen: "stage1.1" in screen and "1 sessions" in screen)
+            top.until(lambda screen: "stage1.1" in screen and "1 session" in screen)
             top.type("2")
             top.until(lambda screen: "decoding" in screen)
             top.type("Enter")
@@ -101,7 +101,7 @@ def test_a_stage_is_killed_its_sessions_move_another_is_drained_and_a_session_is
             os.kill(cluster.children()[on].pid, signal.SIGKILL)
             top.until(lambda screen: f"→ {other}" in screen and "decoding" in screen)
             top.type("q", "4")
-            top.until(lambda screen: "death" in screen and "reroute" in line(screen, "take another route"))
+            top.until(lambda screen: "death" in screen and "reroute" in line(screen, "to take another route"))
             top.type("1")
             top.until(lambda screen: "ready" in line(screen, on))  # it was started again
             top.type("Home", *["Down"] * down_to(top.screen(), other), "d")
@@ -141,6 +141,8 @@ def test_a_stage_is_restarted_by_a_key(cluster: Running) -> None:
         seen = status.until("\n")
         assert json.loads(seen)["name"] == "test"
         status.until("\n")
+        assert status.wait(typing=CTRL_C) == 0
+        assert "interrupted" not in status.screen
 
 
 def test_a_monitor_whose_terminal_is_closed_ends(cluster: Running) -> None:

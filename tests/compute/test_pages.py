@@ -126,7 +126,7 @@ def test_new_names_hide_pages_whose_names_changed() -> None:
 def test_a_session_too_many_is_refused() -> None:
     made = pool(sessions=1)
     made.open("a")
-    with pytest.raises(ZrtError, match="all 1 sessions") as caught:
+    with pytest.raises(ZrtError, match="1 session at most, and all are taken") as caught:
         made.open("b")
     assert caught.value.kind == "overloaded"
 

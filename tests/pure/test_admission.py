@@ -32,7 +32,7 @@ def test_a_full_queue_is_overloaded_with_a_time_to_retry() -> None:
     made.admit()
     made.offer(1, 1, 1)
     made.offer(2, 1, 1)
-    with pytest.raises(ZrtError, match="2 sessions wait already; retry after 2 s") as caught:
+    with pytest.raises(ZrtError, match="2 sessions in the queue already; retry after 2 s") as caught:
         made.offer(3, 1, 1)
     assert caught.value.kind == "overloaded"
     assert made.place(2) == (1, 2)

@@ -181,7 +181,7 @@ def test_tensors_and_files_that_are_not_used_are_noted(copied: Callable[..., Pat
     shutil.copy(folder / SINGLE, folder / "consolidated.safetensors")
     report = inspect(folder)
     assert report.usable
-    assert "1 tensors are not used: model.layers.0.self_attn.rotary_emb.inv_freq" in report.notes
+    assert "1 tensor of no use: model.layers.0.self_attn.rotary_emb.inv_freq" in report.notes
     assert "files that are not part of the model are ignored: consolidated.safetensors" in report.notes
 
 

@@ -65,6 +65,7 @@ def test_a_full_file() -> None:
         name = "lab-2"
         listen = "tcp://0.0.0.0:0"
         insecure = true
+        advertise = "tcp://box"
         [model]
         ref = "owner/name"
         dtype = "bfloat16"
@@ -100,7 +101,7 @@ def test_a_full_file() -> None:
         "",
     )
     assert conf == Conf(
-        cluster=Cluster("lab-2", "tcp://0.0.0.0:0", insecure=True),
+        cluster=Cluster("lab-2", "tcp://0.0.0.0:0", insecure=True, advertise="tcp://box"),
         model=Model("owner/name", "bfloat16", 8192, "random"),
         stages=(Stage(Blocks(0, 14), 2, "cuda:1", 3, 8 << 30), Stage()),
         spares=Spares(2, "cuda:0", 1, 4 << 30),
@@ -149,7 +150,7 @@ def test_sizes(size: str, count: int) -> None:
         (SMALL + "gpu_memory = 1.5", ["[[stage]] 1 gpu_memory", "<= 1"]),
         (SMALL + "gpu_memory = 0", ["[[stage]] 1 gpu_memory", "> 0"]),
         (SMALL + "theads = 2", ["theads", "did you mean threads?"]),
-        (SMALL + "[cluster]\nlistne = 'x'", ["[cluster]", "did you mean listen?", "name, listen, insecure"]),
+        (SMALL + "[cluster]\nlistne = 'x'", ["[cluster]", "did you mean listen?", "name, listen, insecure, advertise"]),
         (SMALL + "[limits]\nzzz = 1", ["[limits]", "chunk, sessions, queue, idle_s, lease_s, restarts"]),
         ("[[stage]]", ["[model] lacks ref"]),
         ("[model]\nref = 'm'", ["no [[stage]]"]),
@@ -191,6 +192,12 @@ def test_sizes(size: str, count: int) -> None:
         (SMALL + "[log]\nlevel = 'loud'", ["[log] level", "debug, info, warning, error"]),
         (SMALL + "[log]\nformat = 'xml'", ["[log] format", "text, json"]),
         (SMALL + "[cluster]\nlisten = 'tcp://[::]:1'", ["insecure = true"]),
+        (SMALL + "[cluster]\nadvertise = 'box'", ["[cluster] advertise", "tcp://HOST or tcp://HOST:PORT"]),
+        (SMALL + "[cluster]\nadvertise = 'tcp://0.0.0.0'", ["[cluster] advertise", "names no host"]),
+        (
+            SMALL + "[cluster]\nlisten = 'tcp://127.0.0.1:0'\nadvertise = 'tcp://box:1'",
+            ["[cluster] advertise", "a port"],
+        ),
         ("[model]\nref = m", ["TOML", "line 2"]),
         ("", ["[model] lacks ref", "no [[stage]]"]),
     ],
@@ -263,10 +270,25 @@ def test_the_command_line_says_where_to_listen() -> None:
     assert config.override(conf, listen="tcp://127.0.0.1:0").cluster == Cluster(listen="tcp://127.0.0.1:0")
     everywhere = config.override(conf, listen="tcp://0.0.0.0:5", insecure=True)
     assert everywhere.cluster == Cluster(listen="tcp://0.0.0.0:5", insecure=True)
-    for listen, says in (("7411", "tcp://HOST:PORT"), ("tcp://0.0.0.0:5", "say --insecure")):
-        with pytest.raises(ZrtError, match=says) as raised:
-            config.override(conf, listen=listen)
-        assert raised.value.kind == "bad_config"
+    known = config.override(conf, listen="tcp://0.0.0.0:0", advertise="tcp://box", insecure=True)
+    assert known.cluster == Cluster(listen="tcp://0.0.0.0:0", advertise="tcp://box", insecure=True)
+    assert config.override(known, advertise="tcp://[fd00::1]").cluster.advertise == "tcp://[fd00::1]"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"listen": "7411"}, "--listen: .*tcp://HOST:PORT"),
+        ({"listen": "tcp://0.0.0.0:5"}, "say --insecure"),
+        ({"advertise": "box"}, "--advertise: .*tcp://HOST"),
+        ({"advertise": "tcp://*"}, "--advertise: .*names no host"),
+        ({"listen": "tcp://127.0.0.1:0", "advertise": "tcp://box:7"}, "--advertise: .*leaves its own to the system"),
+    ],
+)
+def test_a_place_on_the_command_line_that_is_off_is_named(words: dict[str, str], says: str) -> None:
+    with pytest.raises(ZrtError, match=says) as raised:
+        config.override(conf_of(Stage()), **words)  # type: ignore[arg-type]
+    assert raised.value.kind == "bad_config"
 
 
 def test_the_command_line_names_another_model() -> None:

@@ -73,7 +73,7 @@ def test_unequal_blocks_are_shared_by_bytes() -> None:
         (30, [pinned("0-9"), pinned("9-29")], ["stage 2", "9-29", "reach 9"]),
         (30, [pinned("20-29"), pinned("0-19")], ["0-19", "no stage"]),
         (30, [pinned("0-9"), FREE, pinned("10-29")], ["0 blocks", "1 planned"]),
-        (30, [FREE, FREE, pinned("1-29")], ["1 blocks", "2 planned", "stage 3"]),
+        (30, [FREE, FREE, pinned("1-29")], ["1 block ", "2 planned", "stage 3"]),
         (30, [pinned("0-29"), FREE], ["0 blocks", "1 planned"]),
         (30, [Wish(weight=0.0), FREE], ["weight"]),
     ],

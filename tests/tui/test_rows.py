@@ -74,10 +74,10 @@ def test_a_lost_rank_and_a_lost_worker_are_bad() -> None:
 @pytest.mark.parametrize(("state", "style"), [("ready", "plain"), ("loading", "warn"), ("lost", "bad")])
 def test_a_rank_is_shown_with_its_state_memory_and_last_error(state: str, style: str) -> None:
     ranks = group(1)
-    ranks.ranks[1] = RankLoad(1, 7, errors=2, state=state, rss_bytes=5 << 20, error="rank_failed: it was killed")  # type: ignore[arg-type]
+    ranks.ranks[1] = RankLoad(1, 7, errors=1, state=state, rss_bytes=5 << 20, error="rank_failed: it was killed")  # type: ignore[arg-type]
     row = tree.TREE.row(tree.Node("x rank 1", "rank 1", actor("x", 0, group=ranks), ranks.ranks[1]))
     assert row.style == style
-    for cell in (state, "5M", "h:7", "2 errors, the last: rank_failed: it was killed"):
+    for cell in (state, "5M", "h:7", "1 error, the last: rank_failed: it was killed"):
         assert cell in row.text
 
 

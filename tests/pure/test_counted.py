@@ -1,0 +1,7 @@
+"""Counted nouns."""
+
+from zrt.runtime.counted import counted
+
+
+def test_one_is_singular_and_all_else_plural() -> None:
+    assert [counted(number, "session") for number in (0, 1, 2)] == ["0 sessions", "1 session", "2 sessions"]
