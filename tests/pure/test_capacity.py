@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zrt.runtime.capacity import COORDINATOR_BYTES, Needs, in_words, needs, process_bytes, shortage, wishes
-from zrt.runtime.cluster_file import Conf, Kv, Limits, Model, Stage
+from zrt.runtime.cluster_file import Conf, Kv, Lend, Limits, Model, Stage
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
 from zrt.runtime.compute.spec import ModelSpec, spec_from_config
 from zrt.runtime.errors import ZrtError
@@ -72,6 +72,21 @@ def test_a_size_that_cannot_be_split_is_refused_with_those_that_work() -> None:
     with pytest.raises(ZrtError, match="sizes that work: 1, 2, 4, 8, 16, 32") as caught:
         needed(conf(Stage(tp=3)))
     assert caught.value.kind == "bad_config"
+
+
+def test_all_that_does_not_fit_the_model_is_told_with_the_file() -> None:
+    first = Stage(Blocks(0, 14), tp=3)
+    second = Stage(Blocks(15, 35), lend=(Lend("attic", Blocks(14, 16)),))
+    with pytest.raises(ZrtError) as caught:
+        stage_ranges(msgspec.structs.replace(conf(first, second), where="my.toml"), LLAMA_8B)
+    assert (caught.value.kind, caught.value.where) == ("bad_config", "my.toml")
+    assert [
+        line[: len("[[stage]] 2 blocks: 15-35, but the model has 0-31")] for line in caught.value.message.splitlines()
+    ] == [
+        "[[stage]] 1 tp: tp = 3 cannot split 32 heads, 8 k",
+        "[[stage]] 2 blocks: 15-35, but the model has 0-31",
+        "[[stage]] 2 lend: blocks 14-16 of attic are not w",
+    ]
 
 
 def test_the_tightest_stage_sets_the_kv_room() -> None:
