@@ -101,7 +101,7 @@ def override(
     if tp is not None:
         if tp < 1:
             raise ZrtError("bad_config", f"--tp {tp}: at least one rank is needed")
-        if tp > 1 and any(stage.lend for stage in conf.stages):
+        if tp > 1 and any(stage.lend or stage.backend == "layers" for stage in conf.stages):
             raise ZrtError("bad_config", f"--tp {tp}: a stage that lends has one rank; edit the cluster file")
         conf = msgspec.structs.replace(conf, stages=tuple(msgspec.structs.replace(one, tp=tp) for one in conf.stages))
     return conf

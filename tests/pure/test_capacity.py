@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zrt.runtime.capacity import COORDINATOR_BYTES, Needs, in_words, needs, process_bytes, shortage, wishes
-from zrt.runtime.cluster_file import Conf, Kv, Lend, Limits, Model, Stage
+from zrt.runtime.cluster_file import Conf, Kv, Lend, Limits, Model, Spares, Stage, Worker
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
 from zrt.runtime.compute.spec import ModelSpec, spec_from_config
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.gpu_needs import gpu_needs, gpu_shortage
 from zrt.runtime.plan import Blocks, Wish
 from zrt.runtime.seats import stage_ranges
 
@@ -260,3 +261,54 @@ def test_a_stage_that_takes_help_needs_here_what_cannot_be_lent() -> None:
     lent = found.stages[0].lendable_bytes
     assert found.needed_bytes == alone.needed_bytes - lent
     assert 0 < lent < found.stages[0].total_bytes
+
+
+A_GPU = (12 * GIB, 16 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("stages", "more", "devices", "says"),
+    [
+        ([Stage(), Stage()], {}, {}, ""),
+        ([Stage(device="cuda:1"), Stage()], {}, {"cuda:1": 1}, ""),
+        (
+            [Stage(device="cuda:1"), Stage(device="cuda:1")],
+            {},
+            {"cuda:1": 2},
+            "insufficient_vram: cuda:1: 17.0 GiB are needed",
+        ),
+        ([Stage(device="cuda:1", replicas=2), Stage()], {}, {"cuda:1": 2}, "insufficient_vram: cuda:1: 17"),
+        ([Stage(device="cuda:0", tp=2), Stage()], {}, {"cuda:0": 0.5, "cuda:1": 0.5}, ""),
+        ([Stage(device="cuda:5"), Stage()], {}, {"cuda:5": 1}, "unsupported: there is no device cuda:5 here"),
+        (
+            [Stage(), Stage()],
+            {"spares": Spares(1, "cuda:5")},
+            {"cuda:5": 0},
+            "unsupported: there is no device cuda:5 here",
+        ),
+        ([Stage(), Stage()], {"workers": (Worker("w", device="cuda:5", join=True),)}, {}, ""),
+        (
+            [Stage(lend=(Lend("w", Blocks(0, 7)),)), Stage()],
+            {"workers": (Worker("w", device="cuda:1"),)},
+            {"cuda:1": 0.44},  # 8 of 16 blocks, without the embedding
+            "",
+        ),
+    ],
+)
+def test_gpus_have_weights_and_kv(
+    stages: list[Stage], more: dict[str, object], devices: dict[str, float], says: str
+) -> None:
+    """In parts of what a half of the model and its KV take."""
+
+    def memory(device: str) -> tuple[int, int]:
+        if device == "cuda:5":
+            raise ZrtError("unsupported", "there is no device cuda:5 here: 2 CUDA devices")
+        return A_GPU
+
+    asked = msgspec.structs.replace(conf(*stages), **more)
+    found = needed(asked)
+    half = found.stages[0].weight_bytes + GIB
+    gpus = gpu_needs(asked, LLAMA_8B, found, memory)
+    assert {gpu.device: gpu.needed_bytes / half for gpu in gpus} == pytest.approx(devices, abs=0.01)
+    assert str(gpu_shortage(gpus) or "").startswith(says)
+    assert bool(gpu_shortage(gpus)) == bool(says)

@@ -371,7 +371,9 @@ def test_what_cannot_be_lent_is_said(before: str, after: str, said: str) -> None
     assert said in refusal(LENDS.replace(before, after))
 
 
-@pytest.mark.parametrize("words", [{"stages": 2}, {"tp": 2}])
-def test_the_command_line_does_not_override_stages_that_lend(words: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"), [(LENDS, {"stages": 2}), (LENDS, {"tp": 2}), (SMALL + 'backend = "layers"', {"tp": 2})]
+)
+def test_the_command_line_does_not_override_stages_that_lend(text: str, words: dict[str, int]) -> None:
     with pytest.raises(ZrtError, match="lend"):
-        config.override(config.parse(LENDS, ""), **words)
+        config.override(config.parse(text, ""), **words)
