@@ -91,7 +91,7 @@ def test_a_stage_is_killed_its_sessions_move_another_is_drained_and_a_session_is
     asking = start_zrt("generate", "--token-ids", "1,2,3", "--max-tokens", "30000", home=cluster.home)
     try:
         with tmux(cluster.home) as top:
-            top.until(lambda screen: "stage1.1" in screen and "1 sessions" in screen)
+            top.until(lambda screen: "stage1.1" in screen and "1 session" in screen)
             top.type("2")
             top.until(lambda screen: "decoding" in screen)
             top.type("Enter")
