@@ -11,7 +11,9 @@ Its processes are registry.py's, sessions generations.py's, drains drains.py's. 
 
 import asyncio
 import logging
+import os
 import secrets
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +34,7 @@ from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.exposition import exposition
 from zrt.runtime.journal import Journal
+from zrt.runtime.machine import resident_memory
 from zrt.runtime.messages.client import (
     Cancel,
     ClientEvent,
@@ -50,6 +53,7 @@ from zrt.runtime.messages.client import (
     Undrain,
     Unsubscribe,
 )
+from zrt.runtime.messages.cluster import ActorInfo, pipeline_order
 from zrt.runtime.messages.control import (
     Assignment,
     Filled,
@@ -311,7 +315,7 @@ class Coordinator(Actor):
             context=self.prompts.context,
             num_blocks=self.spec.num_blocks,
             fault=self.roster.fault(),
-            actors=self.roster.infos(time.monotonic()),
+            actors=sorted([*self.roster.infos(time.monotonic()), self._info()], key=pipeline_order),
             sessions=list(self.generations.infos()),
             stale=self.generations.dropped_stale + self.roster.stale + self.counters.stale,
             up_ms=int((time.monotonic() - self.generations.began) * 1000),
@@ -319,6 +323,17 @@ class Coordinator(Actor):
             incarnation=self.incarnation,
             errors=dict(self.happened.errors),
             drains=self.drains.infos(),
+        )
+
+    def _info(self) -> ActorInfo:
+        return ActorInfo(
+            self.name,
+            "coordinator",
+            "ready",
+            endpoint=self.endpoint,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            rss_bytes=resident_memory(),
         )
 
     def _exposition(self) -> bytes:

@@ -20,7 +20,8 @@ from zrt.actors.lent_run import LentRun, Numbers
 from zrt.actors.lent_worker import STEP_S, LentWorker
 from zrt.runtime.actor import Actor
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.layout import block_bytes, ends_bytes
+from zrt.runtime.compute.layout import block_bytes, embedding_bytes, ends_bytes
+from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.compute.turn import Outcome, TurnResult, Work
 from zrt.runtime.errors import ZrtError
@@ -44,10 +45,26 @@ class OwnRun:
     embedding: bool = False
     head: bool = False
 
+    def device(self, device: str) -> str:
+        """Where it computes, of a stage on `device`: ends alone are on the CPU."""
+        return device if self.last >= self.first else "cpu"
+
     def nbytes(self, model: LentModel) -> int:
         dtype = model.assignment.dtype
         blocks = (self.last - self.first + 1) * block_bytes(model.spec, dtype)
         return blocks + ends_bytes(model.spec, self.embedding, self.head, dtype)
+
+
+def read_bytes(model: LentModel, runs: Sequence[OwnRun], device: str) -> list[int]:
+    """What each of our runs takes, bytes: an embedding that is the head as well is the first one's on each device."""
+    sizes, held = [], set()
+    for run in runs:
+        size, place = run.nbytes(model), run.device(device)
+        if model.spec.tied and (run.embedding or run.head):
+            size -= embedding_bytes(model.spec, model.assignment.dtype) if place in held else 0
+            held.add(place)
+        sizes.append(size)
+    return sizes
 
 
 class Ends(Engine):
@@ -98,8 +115,9 @@ class LentLayers:
             if isinstance(run, Lend):
                 lent.setdefault(run.worker, []).extend(range(run.first, run.last + 1))
         self._workers = {name: workers[name] for name in lent}
-        total = sum(run.nbytes(model) for run in runs if isinstance(run, OwnRun))
-        done = 0
+        ours = [run for run in runs if isinstance(run, OwnRun)]
+        sizes = dict(zip(ours, read_bytes(model, ours, device), strict=True))
+        total, done = sum(sizes.values()), 0
 
         def tick(now: int, _: int = 0) -> None:
             progress(done + now, total)
@@ -111,10 +129,12 @@ class LentLayers:
                 continue
             engine = kept.get(run)
             if engine is None:
-                engine = await self._lane.run(_read, model, run, device, tick, cancelled)
+                table = _table([*kept.values(), *self.own.values()], run.device(device))
+                engine = await self._lane.run(_read, model, run, device, table, tick, cancelled)
             self.own[run] = engine
             self._runs.append(engine)
-            done += run.nbytes(model)
+            done += sizes[run]
+            tick(0)
         own = list(self.own.values())
         self.engine = Ends(own[0], own[-1])
 
@@ -246,7 +266,20 @@ def cut(assignment: Assignment, lends: Sequence[Lend]) -> list[OwnRun | Lend]:
     return runs
 
 
-def _read(model: LentModel, run: OwnRun, device: str, progress: Progress, cancelled: Callable[[], bool]) -> Engine:
+def _table(engines: Sequence[Engine], device: str) -> Linear | None:
+    """An embedding or head that is held on a device."""
+    shards = [engine.shard for engine in engines if engine.shard.device == torch.device(device)]
+    return next((table for shard in shards for table in (shard.embedding, shard.head) if table is not None), None)
+
+
+def _read(
+    model: LentModel,
+    run: OwnRun,
+    device: str,
+    table: Linear | None,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> Engine:
     given, dtype = model.assignment, DTYPES[model.assignment.dtype]
     if run.last < run.first:
         pages = kv_pages(model.spec, given.last - given.first + 1, given.dtype, given.kv_bytes, 1)
@@ -260,6 +293,7 @@ def _read(model: LentModel, run: OwnRun, device: str, progress: Progress, cancel
             pages=pages,
             context=given.context,
             sessions=given.sessions,
+            table=table,
         )
     return Engine.read(
         model.spec,
@@ -271,6 +305,7 @@ def _read(model: LentModel, run: OwnRun, device: str, progress: Progress, cancel
         sessions=given.sessions,
         device=device,
         ends=(run.embedding, run.head),
+        table=table,
         progress=progress,
         cancelled=cancelled,
     )

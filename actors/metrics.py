@@ -11,7 +11,7 @@ from typing import Final
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from zrt.runtime.config import endpoint
+from zrt.runtime.endpoints import endpoint
 from zrt.runtime.errors import ZrtError
 
 log = logging.getLogger(__name__)

@@ -161,7 +161,7 @@ def _threads(given: int | None) -> int:
 
 def _guard(listen: str, insecure: bool) -> None:
     """ZrtError bad_config: other machines could reach us, and nothing is encrypted."""
-    from zrt.runtime.config import endpoint, is_loopback
+    from zrt.runtime.endpoints import endpoint, is_loopback
 
     try:
         host, _ = endpoint(listen)

@@ -110,10 +110,8 @@ async def servers(endpoint: str) -> dict[str, int]:
 
 
 def family(found: dict[str, int]) -> dict[str, int]:
-    """With the coordinator and their parent."""
-    up = parent(next(iter(found.values())))
-    children = [int(pid) for pid in Path(f"/proc/{up}/task/{up}/children").read_text().split()]
-    return found | {"coordinator": next(pid for pid in children if pid not in found.values()), "up": up}
+    """With their parent, `zrt up`."""
+    return found | {"up": parent(next(iter(found.values())))}
 
 
 def parent(pid: int) -> int:

@@ -54,13 +54,16 @@ class StageNeeds(msgspec.Struct, frozen=True):
 
 class Needs(msgspec.Struct, frozen=True):
     """A cluster's plan in bytes: all stages, and the machine that runs them. `kv_tokens` is the room of the tightest stage; `spares_bytes` is
-    what the spares take while they are blank, and for weights and KV they have what the process leaves that they replace."""
+    what the spares take while they are blank, and for weights and KV they have what the process leaves that they replace; `workers_bytes` is what
+    the layer workers of this machine take besides layers, which count where they are lent. `needed_bytes` is of this machine's memory, without
+    that of its GPUs, and without what layer workers may hold in place of a stage that takes help."""
 
     stages: tuple[StageNeeds, ...]
     context: int
     kv_tokens: int
     coordinator_bytes: int
     spares_bytes: int
+    workers_bytes: int
     needed_bytes: int
     available_bytes: int
 
@@ -93,6 +96,7 @@ def needs(conf: Conf, spec: ModelSpec, ranges: list[Blocks], available: int) -> 
         kv_tokens=min(stage.kv_tokens for stage in stages),
         coordinator_bytes=COORDINATOR_BYTES,
         spares_bytes=spares_bytes,
+        workers_bytes=workers_bytes,
         needed_bytes=COORDINATOR_BYTES
         + spares_bytes
         + workers_bytes
@@ -114,10 +118,11 @@ def shortage(needs: Needs) -> ZrtError | None:
             lacks.append(f"{_breakdown(stage)}; it may take {in_words(stage.memory)}: {_WAYS_OUT}, or raise its memory")
     if needs.needed_bytes > needs.available_bytes:
         each = "; ".join(_breakdown(stage) for stage in needs.stages)
-        spares = f"; spares {in_words(needs.spares_bytes)}" if needs.spares_bytes else ""
+        others = {"spares": needs.spares_bytes, "layer workers": needs.workers_bytes}
+        more = "".join(f"; {name} {in_words(size)}" for name, size in others.items() if size)
         lacks.append(
             f"the cluster needs {in_words(needs.needed_bytes)} of this machine's memory, and {in_words(needs.available_bytes)} "
-            f"are available. {each}; coordinator {in_words(needs.coordinator_bytes)}{spares}. {_WAYS_OUT[0].upper()}{_WAYS_OUT[1:]}"
+            f"are available. {each}; coordinator {in_words(needs.coordinator_bytes)}{more}. {_WAYS_OUT[0].upper()}{_WAYS_OUT[1:]}"
         )
     return ZrtError("insufficient_memory", "\n".join(lacks)) if lacks else None
 

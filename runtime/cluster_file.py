@@ -127,6 +127,8 @@ class Conf(msgspec.Struct, frozen=True):
     metrics: Metrics = Metrics()
     log: Log = Log()
     workers: tuple[Worker, ...] = ()
+    where: str = ""
+    """What errors call the file."""
 
     @property
     def chunk(self) -> int:

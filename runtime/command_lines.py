@@ -6,7 +6,8 @@ from typing import Final
 
 from zrt.runtime.cluster_file import Cluster, Conf, Spares, Stage, Worker
 from zrt.runtime.compute.threads import thread_environment
-from zrt.runtime.config import endpoint, threads
+from zrt.runtime.config import threads
+from zrt.runtime.endpoints import endpoint
 from zrt.runtime.logs import VARIABLE
 from zrt.runtime.spawn import command
 

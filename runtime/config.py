@@ -1,6 +1,5 @@
 """Reads cluster files. Every mistake is named, with the valid values, before anything starts."""
 
-import ipaddress
 import re
 import tomllib
 from collections.abc import Callable
@@ -11,9 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from zrt.runtime.cluster_file import Cluster, Conf, Kv, Lend, Limits, Log, Metrics, Model, Spares, Stage, Worker
+from zrt.runtime.contradictions import contradictions
+from zrt.runtime.endpoints import advertised, endpoint, is_loopback, port_unknown
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.plan import Blocks
-from zrt.runtime.toml_tables import read_table, read_tables, size, unknown
+from zrt.runtime.toml_tables import Read, read_as, read_table, read_tables, size, unknown
 
 
 def load(path: Path | None = None) -> Conf:
@@ -35,8 +36,8 @@ def parse(text: str, where: str) -> Conf:
     except tomllib.TOMLDecodeError as error:
         raise ZrtError("bad_config", f"this is no TOML: {error}", where) from error
     mistakes = unknown(tables, [*_TABLES, "stage", "worker"], "table")
-    read = {
-        name: read_table(kind, tables.get(name, {}), f"[{name}]", _READERS, mistakes, _JUDGED)
+    read: dict[str, Any] = {
+        name: read_table(kind, tables.get(name, {}), f"[{name}]", _READERS, mistakes)
         for name, kind in _TABLES.items()
         if name in tables or name == "model"
     }
@@ -44,15 +45,18 @@ def parse(text: str, where: str) -> Conf:
     if not isinstance(stages, list) or not stages:
         mistakes.append("there is no [[stage]], and at least one is needed")
         stages = []
-    read_stages = [
-        read_table(Stage, table, f"[[stage]] {n}", _READERS, mistakes, _JUDGED) for n, table in enumerate(stages, 1)
-    ]
+    read_stages = read_tables(Stage, stages, "[[stage]]", _READERS, mistakes) or []
     workers = read_tables(Worker, tables.get("worker", []), "[[worker]]", _READERS, mistakes)
-    cluster, metrics = read.get("cluster", Cluster()), read.get("metrics", Metrics())
-    mistakes += _contradictions(cluster, metrics, read_stages, workers)  # type: ignore[arg-type]
+    cluster, metrics = read.get("cluster", Read(Cluster())), read.get("metrics", Read(Metrics()))
+    mistakes += contradictions(cluster, metrics, read_stages, workers)
     if mistakes:
         raise ZrtError("bad_config", "\n".join(mistakes), where)
-    return Conf(stages=tuple(read_stages), workers=workers or (), **read)  # type: ignore[arg-type]
+    return Conf(
+        stages=tuple(stage.table for stage in read_stages if stage is not None),
+        workers=tuple(worker.table for worker in workers or () if worker is not None),
+        where=where,
+        **{name: table.table for name, table in read.items()},
+    )
 
 
 def override(
@@ -88,7 +92,7 @@ def override(
     if tp is not None:
         if tp < 1:
             raise ZrtError("bad_config", f"--tp {tp}: at least one rank is needed")
-        if tp > 1 and any(stage.lend for stage in conf.stages):
+        if tp > 1 and any(stage.lend or stage.backend == "layers" for stage in conf.stages):
             raise ZrtError("bad_config", f"--tp {tp}: a stage that lends has one rank; edit the cluster file")
         conf = msgspec.structs.replace(conf, stages=tuple(msgspec.structs.replace(one, tp=tp) for one in conf.stages))
     return conf
@@ -107,16 +111,9 @@ def _reached(cluster: Cluster, listen: str | None, advertise: str | None, insecu
         raise ZrtError("bad_config", f"--listen: {listen} {open_}")
     given = {"listen": listen, "advertise": advertise, "insecure": insecure or None}
     cluster = msgspec.structs.replace(cluster, **{key: value for key, value in given.items() if value is not None})
-    if mistake := _port_unknown(cluster):
+    if mistake := port_unknown(cluster.advertise, cluster.listen):
         raise ZrtError("bad_config", f"--advertise: {mistake}")
     return cluster
-
-
-def _port_unknown(cluster: Cluster) -> str:
-    """What is wrong if it advertises a port but listens on any: nobody could lead the one to the other."""
-    if cluster.advertise is None or not advertised(cluster.advertise)[1] or endpoint(cluster.listen)[1]:
-        return ""
-    return f"{cluster.advertise} names a port, but {cluster.listen} leaves its own to the system: leave out the one, or name the other"
 
 
 def threads(conf: Conf, stage: Stage | Spares, cores: int) -> tuple[int, int]:
@@ -124,36 +121,6 @@ def threads(conf: Conf, stage: Stage | Spares, cores: int) -> tuple[int, int]:
     at a time, its share while all do. A spare counts as the replica whose place it takes."""
     replicas = sum(each.replicas for each in conf.stages)
     return stage.threads or cores, stage.threads or max(1, cores // replicas)
-
-
-def endpoint(text: str) -> tuple[str, int]:
-    """Host and port of "tcp://HOST:PORT"; an IPv6 host stands in brackets, which are taken off. Raises ValueError."""
-    match = re.fullmatch(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+)):(\d{1,5})", text, re.ASCII)
-    if match is None or int(match[3]) > 65535:
-        raise ValueError(f'{text!r} is no endpoint; write tcp://HOST:PORT, such as "tcp://127.0.0.1:7411"')
-    return match[1] or match[2], int(match[3])
-
-
-def advertised(text: str) -> tuple[str, int]:
-    """Host and port (0: not given) of "tcp://HOST" or "tcp://HOST:PORT", for others to connect to. Raises ValueError."""
-    try:
-        host, port = endpoint(text)
-    except ValueError:
-        try:
-            host, port = endpoint(f"{text}:0")
-        except ValueError:
-            raise ValueError(f"{text!r} cannot be advertised; write tcp://HOST or tcp://HOST:PORT") from None
-    if host in ("*", "0.0.0.0", "::"):
-        raise ValueError(f"{text!r} cannot be advertised: it names no host")
-    return host, port
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
@@ -168,7 +135,7 @@ _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
 
 
 def _blocks(value: object) -> Blocks:
-    return Blocks.parse(msgspec.convert(value, str))
+    return Blocks.parse(read_as(str, value, 'a text such as "0-14"'))
 
 
 def _lend(value: object) -> tuple[Lend, ...]:
@@ -176,18 +143,18 @@ def _lend(value: object) -> tuple[Lend, ...]:
     lends = read_tables(Lend, value, "[[stage.lend]]", {"blocks": _blocks}, mistakes)
     if lends is None or mistakes:
         raise ValueError("; ".join(mistakes))
-    return lends
+    return tuple(lend.table for lend in lends if lend is not None)
 
 
 def _device(value: object) -> str:
-    text = msgspec.convert(value, str)
+    text = read_as(str, value, "a text such as cuda:0")
     if not re.fullmatch(r"cpu|cuda:\d+", text, re.ASCII):
         raise ValueError(f"{text!r} is no device; valid: cpu, cuda:0, cuda:1 and so on")
     return text
 
 
 def _listen(value: object) -> str:
-    text = msgspec.convert(value, str)
+    text = read_as(str, value, "a text such as tcp://127.0.0.1:7411")
     endpoint(text)
     return text
 
@@ -207,73 +174,3 @@ _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "memory": size,
     "lend": _lend,
 }
-
-
-_JUDGED: Final = frozenset({"listen", "insecure", "advertise", "blocks", "replicas", "tp", "memory", "lend", "backend"})
-"""Keys by which tables are judged beside others."""
-
-
-def _contradictions(
-    cluster: Cluster | None, metrics: Metrics | None, stages: list[Stage | None], workers: tuple[Worker, ...] | None
-) -> list[str]:
-    """Mistakes that no value has by itself. What is None could not be read, and is not judged."""
-    mistakes = []
-    for name, table in (("cluster", cluster), ("metrics", metrics)):
-        if cluster is None or table is None or cluster.insecure or not table.listen:
-            continue
-        if not is_loopback(endpoint(table.listen)[0]):
-            mistakes.append(
-                f"[{name}] listen: {table.listen} can be reached from other machines and nothing is encrypted; "
-                "listen on 127.0.0.1, or set insecure = true in [cluster]"
-            )
-    if cluster is not None and (text := _port_unknown(cluster)):
-        mistakes.append(f"[cluster] advertise: {text}")
-    read = {number: stage for number, stage in enumerate(stages, 1) if stage is not None}
-    before: tuple[int, Blocks] | None = None
-    for number, stage in read.items():
-        if stage.blocks is None:
-            continue
-        if before is not None and stage.blocks.first <= before[1].last:
-            wrong = "overlap" if stage.blocks.last >= before[1].first else "come before"
-            mistakes.append(f"[[stage]] {number} blocks: {stage.blocks} {wrong} {before[1]} of [[stage]] {before[0]}")
-        before = (number, stage.blocks)
-    if workers is not None and len(read) == len(stages):
-        mistakes += _lending(read, workers)
-    planned = {number: stage.memory for number, stage in read.items() if stage.blocks is None}
-    without = [number for number, memory in planned.items() if memory is None]
-    if without and len(without) < len(planned):
-        mistakes.append(
-            f"[[stage]] {without[0]} has no memory, but others do: blocks are planned by it, so say it for every stage "
-            "whose blocks are planned, or for none"
-        )
-    return mistakes
-
-
-def _lending(stages: dict[int, Stage], workers: tuple[Worker, ...]) -> list[str]:
-    """What is wrong with what stages lend."""
-    mistakes = []
-    names = [worker.name for worker in workers]
-    mistakes += [f"[[worker]] {name}: two have this name" for name in sorted(set(names)) if names.count(name) > 1]
-    taken: dict[str, int] = {}
-    for number, stage in stages.items():
-        at = f"[[stage]] {number} lend"
-        if stage.lend and stage.tp > 1:
-            mistakes.append(f"{at}: a stage with tp {stage.tp} lends nothing")
-        if stage.lend and stage.replicas > 1:
-            mistakes.append(f"{at}: a worker serves one block server, so a stage that lends has one replica")
-        before: Lend | None = None
-        for lend in sorted(stage.lend, key=lambda lend: lend.blocks.first):
-            if lend.worker not in names:
-                known = ", ".join(names) or "none"
-                mistakes.append(f"{at}: there is no [[worker]] {lend.worker}; there are: {known}")
-            if taken.setdefault(lend.worker, number) != number:
-                mistakes.append(f"{at}: {lend.worker} serves [[stage]] {taken[lend.worker]} already")
-            if before is not None and lend.blocks.first <= before.blocks.last:
-                mistakes.append(f"{at}: {lend.blocks} of {lend.worker} and {before.blocks} of {before.worker} overlap")
-            before = lend
-        if stage.backend == "layers" and stage.tp > 1:
-            mistakes.append(f"[[stage]] {number} backend: a stage with tp {stage.tp} lends nothing")
-    if not any(stage.backend == "layers" for stage in stages.values()):
-        text = 'no [[stage.lend]] names it, and no [[stage]] has backend = "layers"'
-        mistakes += [f"[[worker]] {name}: {text}" for name in names if name not in taken]
-    return mistakes

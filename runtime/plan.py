@@ -1,7 +1,7 @@
 """Which stage holds which blocks. Pure: numbers in, block ranges out."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -55,59 +55,75 @@ def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stag
     Pinned ranges stand as they are. Each run of planned stages shares the blocks between its pinned neighbours, so that
     bytes come as near to the weights as whole blocks allow (for equal blocks: the method of largest remainders, equal
     remainders to the earlier stage). Before that, as few bytes as can be are beyond what the stages have room for: there
-    are none if there is any such plan. Errors: bad_config, with the numbers.
+    are none if there is any such plan. Errors: bad_config, a line for each mistake.
     """
     count = len(block_bytes)
     if not stages:
         raise ZrtError("bad_config", "there is no stage")
-    if len(stages) > count:
-        raise ZrtError(
-            "bad_config",
-            f"{counted(len(stages), 'stage')} for {counted(count, 'block')}: every stage needs at least one",
-        )
     if not all(wish.weight > 0 for wish in stages):
         raise ZrtError("bad_config", f"a stage has a weight that is not above 0: {[wish.weight for wish in stages]}")
+    wrong = misfits({number: wish.blocks for number, wish in enumerate(stages, 1)}, count)
+    if wrong:
+        raise ZrtError("bad_config", "\n".join(wrong))
     planned: list[Blocks] = []
     while len(planned) < len(stages):
         start = planned[-1].last + 1 if planned else 0
         run = stages[len(planned) :]
         free = next((n for n, wish in enumerate(run) if wish.blocks is not None), len(run))
         pinned = run[free].blocks if free < len(run) else None
-        end = count if pinned is None else pinned.first
-        _check(start, end, count, free, pinned, len(planned) + free + 1)
         if free:
             fixed = [0] * free
             fixed[0] += embedding_bytes if not planned else 0
             fixed[-1] += head_bytes if pinned is None else 0
-            sizes = _share(block_bytes[start:end], fixed, run[:free])
+            sizes = _share(block_bytes[start : count if pinned is None else pinned.first], fixed, run[:free])
             for size in sizes:
                 planned.append(Blocks(start, start + size - 1))
                 start += size
         if pinned is not None:
             planned.append(pinned)
-    if planned[-1].last != count - 1:
-        raise ZrtError("bad_config", f"blocks {planned[-1].last + 1}-{count - 1} belong to no stage")
     return planned
 
 
-def _check(start: int, end: int, count: int, free: int, pinned: Blocks | None, number: int) -> None:
-    """Refuse what no plan can mend: `free` planned stages for blocks start..end-1, then stage `number`, if pinned."""
-    if pinned is not None and pinned.last >= count:
-        raise ZrtError("bad_config", f"stage {number} is pinned to blocks {pinned}, but the model has 0-{count - 1}")
-    if end < start:
-        raise ZrtError(
-            "bad_config", f"stage {number} is pinned to blocks {pinned}, but those before it reach {start - 1}"
-        )
-    if free > end - start:
-        before = f" before stage {number}, pinned to {pinned}" if pinned is not None else ""
-        raise ZrtError(
-            "bad_config",
-            f"there is room of {counted(end - start, 'block')} for {counted(free, 'planned stage')}{before}: one each is needed",
-        )
-    if not free and end > start and pinned is not None:
-        raise ZrtError(
-            "bad_config", f"blocks {start}-{end - 1} belong to no stage: stage {number} is pinned to {pinned}"
-        )
+def misfits(stages: Mapping[int, Blocks | None], count: int | None = None) -> list[str]:
+    """What no plan can mend, a line each: of stages by their number, from 1 on, with the blocks they are pinned to or None where those are to be
+    planned; for a model of `count` blocks, or before that is known. What follows on a number that is left out is not judged."""
+    wrong = []
+    far: tuple[int, Blocks] | None = None  # of the pinned ones so far, that which reaches furthest
+    free: int | None = 0  # planned stages since the last pinned one; None: not known
+    last = 0
+    for number, blocks in stages.items():
+        if number > last + 1:
+            free = None
+        last = number
+        if blocks is None:
+            free = None if free is None else free + 1
+            continue
+        at = f"[[stage]] {number} blocks:"
+        if count is not None and blocks.last >= count:
+            wrong.append(f"{at} {blocks}, but the model has 0-{count - 1}")
+        if far is not None and blocks.first <= far[1].last:
+            how = "overlap" if blocks.last >= far[1].first else "come before"
+            wrong.append(f"{at} {blocks} {how} {far[1]} of [[stage]] {far[0]}")
+        else:
+            wrong += _between(at, far[1].last + 1 if far is not None else 0, blocks.first, free, f"before {blocks}")
+        if far is None or blocks.last > far[1].last:
+            far = number, blocks
+        free = 0
+    if count is not None and len(stages) > count:
+        wrong.append(f"{counted(len(stages), 'stage')} for {counted(count, 'block')}: every stage needs at least one")
+    elif count is not None and far is not None and far[1].last < count:
+        wrong += _between(f"[[stage]] {far[0]} blocks:", far[1].last + 1, count, free, f"after {far[1]}")
+    return wrong
+
+
+def _between(at: str, start: int, end: int, free: int | None, place: str) -> list[str]:
+    """What is wrong with `free` planned stages for blocks start..end-1."""
+    if free == 0 and end > start:
+        return [f"{at} blocks {start}-{end - 1} {place} belong to no stage"]
+    if free and free > end - start:
+        room, planned = counted(end - start, "block"), counted(free, "planned stage")
+        return [f"{at} room of {room} {place} for {planned}: one each is needed"]
+    return []
 
 
 def _share(block_bytes: Sequence[int], fixed: Sequence[int], wishes: Sequence[Wish]) -> list[int]:

@@ -19,10 +19,11 @@ from zrt.runtime.cluster_file import Conf
 from zrt.runtime.compute.inventory import Problem
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.split import check_split
-from zrt.runtime.config import endpoint
 from zrt.runtime.counted import counted
+from zrt.runtime.endpoints import endpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import say
+from zrt.runtime.gpu_needs import GpuNeeds, gpu_needs, gpu_shortage
 from zrt.runtime.machine import available_memory
 from zrt.runtime.models import resolve
 from zrt.runtime.seats import stage_ranges
@@ -114,15 +115,23 @@ def plan(conf: Conf, *, json: bool) -> int:
     if conf.model.weights == "files":
         spec = found_spec(folder, spec)
     found = _needs(conf, spec)
-    error = shortage(found)
+    gpus = gpu_needs(conf, spec, found, _gpu_memory)
+    errors = [error for error in (shortage(found), gpu_shortage(gpus)) if error is not None]
     if json:
-        fault = None if error is None else {"kind": error.kind, "message": error.message}
-        _print_json(_plan_fields(conf, spec, found) | {"fits": error is None, "error": fault})
+        faults = [{"kind": error.kind, "message": error.message} for error in errors]
+        fields = {"gpus": msgspec.to_builtins(gpus), "fits": not errors, "error": faults[0] if faults else None}
+        _print_json(_plan_fields(conf, spec, found) | fields)
     else:
-        _print_plan(conf, spec, found)
-    if error is not None:
+        _print_plan(conf, spec, found, gpus)
+    for error in errors:
         say(f"zrt: {error}")
-    return 0 if error is None else 1
+    return 1 if errors else 0
+
+
+def _gpu_memory(device: str) -> tuple[int, int]:
+    from zrt.runtime.compute.device_memory import device_memory  # torch: only where a file names a GPU
+
+    return device_memory(device)
 
 
 def _fetch(ref: str, *, weights: bool = True) -> Path:
@@ -182,7 +191,7 @@ def _stage_fields(stage: StageNeeds) -> dict[str, Any]:
     return {**msgspec.to_builtins(stage), "blocks": str(stage.blocks), "total_bytes": stage.total_bytes}
 
 
-def _print_plan(conf: Conf, spec: ModelSpec, found: Needs) -> None:
+def _print_plan(conf: Conf, spec: ModelSpec, found: Needs, gpus: tuple[GpuNeeds, ...]) -> None:
     lines = [
         f"{conf.model.ref}: {spec.model_type}, {counted(spec.num_blocks, 'block')}, {conf.model.dtype}, context {found.context}",
     ]
@@ -207,17 +216,33 @@ def _print_plan(conf: Conf, spec: ModelSpec, found: Needs) -> None:
             memory,
         )
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
-    spares = " and spares" if found.spares_bytes else ""
-    _print_lines(
-        [
-            f"in all {in_words(found.needed_bytes)} with the coordinator{spares}; {in_words(found.available_bytes)} of this machine's "
-            "memory are available"
-        ]
-    )
+    _print_lines(_sums(found, gpus))
     if 0 < found.kv_tokens < found.context:
         _print_lines(
             [f"note: KV memory holds {found.kv_tokens} tokens, less than the context: longer sessions are refused"]
         )
+
+
+def _sums(found: Needs, gpus: tuple[GpuNeeds, ...]) -> list[str]:
+    """The machine's memory, then each GPU's, then what of the table is in neither."""
+    others = {"the coordinator": 1, "spares": found.spares_bytes, "layer workers": found.workers_bytes}
+    names = " and ".join(name for name, size in others.items() if size)
+    outside = "; weights and KV on GPUs are not in it" if gpus else ""
+    lines = [
+        f"in all {in_words(found.needed_bytes)} with {names}; {in_words(found.available_bytes)} of this machine's memory are "
+        f"available{outside}"
+    ]
+    for gpu in gpus:
+        has = gpu.fault or f"{in_words(gpu.free_bytes)} of its {in_words(gpu.total_bytes)} are free"
+        lines.append(f"{gpu.device}: {in_words(gpu.needed_bytes)} of weights and KV; {has}")
+    for stage in found.stages:
+        if stage.lendable_bytes:
+            left = in_words(stage.total_bytes - stage.lendable_bytes)
+            lines.append(
+                f"{stage.name}: of its {in_words(stage.total_bytes)} only {left} count in all; blocks and KV of "
+                f"{in_words(stage.lendable_bytes)} may go to layer workers that join, and without them are taken here"
+            )
+    return lines
 
 
 def _print_lines(lines: list[str]) -> None:

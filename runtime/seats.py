@@ -8,6 +8,7 @@ from zrt.runtime.cluster_file import Conf
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import check_split
+from zrt.runtime.contradictions import outside
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import GPU_MEMORY, Lend
 from zrt.runtime.plan import Blocks, plan
@@ -45,21 +46,28 @@ def spare_names(conf: Conf) -> list[str]:
 
 
 def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
-    """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config."""
+    """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config: a line for each thing that does not fit the model."""
     dtype = conf.model.dtype
-    for stage in conf.stages:
-        check_split(spec, stage.tp)
-    ranges = plan(
-        [block_bytes(spec, dtype)] * spec.num_blocks,
-        embedding_bytes(spec, dtype),
-        head_bytes(spec, dtype),
-        wishes(conf, spec),
-    )
+    wrong = []
+    for number, stage in enumerate(conf.stages, 1):
+        try:
+            check_split(spec, stage.tp)
+        except ZrtError as error:
+            wrong.append(f"[[stage]] {number} tp: {error.message}")
+    try:
+        ranges = plan(
+            [block_bytes(spec, dtype)] * spec.num_blocks,
+            embedding_bytes(spec, dtype),
+            head_bytes(spec, dtype),
+            wishes(conf, spec),
+        )
+    except ZrtError as error:
+        wrong.append(error.message)
+        ranges = [Blocks(0, spec.num_blocks - 1)] * len(conf.stages)
     for number, (stage, blocks) in enumerate(zip(conf.stages, ranges, strict=True), 1):
-        for lend in stage.lend:
-            at = f"[[stage]] {number} lend: blocks {lend.blocks} of {lend.worker}"
-            if lend.blocks.first < blocks.first or lend.blocks.last > blocks.last:
-                raise ZrtError("bad_config", f"{at} are not within the stage's {blocks}")
+        wrong += outside(number, stage, stage.blocks or blocks)
+    if wrong:
+        raise ZrtError("bad_config", "\n".join(wrong), conf.where)
     return ranges
 
 

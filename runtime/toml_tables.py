@@ -3,60 +3,68 @@
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypeVar, get_args, get_origin
 
 import msgspec
+import msgspec.inspect
 
 Readers = Mapping[str, Callable[[object], Any]]
 """How the values of some keys are read; those of others by their type. They raise ValueError."""
 
 _UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE: Final = 'bytes or a text such as "1GiB"'
 _T = TypeVar("_T", bound=msgspec.Struct)
+_V = TypeVar("_V")
 
 
-def read_table(
-    kind: type[_T],
-    table: object,
-    at: str,
-    readers: Readers,
-    mistakes: list[str],
-    judged: AbstractSet[str] = frozenset(),
-) -> _T | None:
-    """`table` as `kind`, with what is wrong in it added to `mistakes` and left out: None if that is required, or `judged` beside other tables."""
+@dataclass(frozen=True, slots=True)
+class Read(Generic[_T]):
+    """A table as it was read. The keys in `misread` are said, but not so that they could be read: they have their defaults here."""
+
+    table: _T
+    misread: frozenset[str] = frozenset()
+
+    def has(self, *names: str) -> bool:
+        """Whether these are what the file says, or rightly leaves out."""
+        return self.misread.isdisjoint(names)
+
+
+def read_table(kind: type[_T], table: object, at: str, readers: Readers, mistakes: list[str]) -> Read[_T] | None:
+    """`table` as `kind`, with what is wrong in it added to `mistakes`: None if it is no table, or a required key is not read."""
     if not isinstance(table, dict):
-        mistakes.append(f"{at} must be a table, not {table!r}")
+        mistakes.append(f"{at} must be a table, not {shown(table)}")
         return None
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    found = [f"{at} {mistake}" for mistake in unknown(table, list(fields), "key")]
+    mistakes += [f"{at} {mistake}" for mistake in unknown(table, list(fields), "key")]
+    meant = {near for name in table if name not in fields and (near := _near(name, list(fields)))}
     values: dict[str, Any] = {}
     misread: set[str] = set()
     for name, field in fields.items():
         if name not in table:
             if field.required:
-                found.append(f"{at} lacks {name}")
+                mistakes.append(f"{at} lacks {name}")
+            if field.required or name in meant:
                 misread.add(name)
             continue
         try:
             values[name] = readers.get(name, _reader(field.type))(table[name])
-        except ValueError as error:  # msgspec.ValidationError is one
-            found.append(f"{at} {name}: {error}")
-            if fields[name].required or name in judged:
-                misread.add(name)
-    mistakes += found
-    return None if misread else kind(**values)
+        except ValueError as error:
+            mistakes.append(f"{at} {name}: {error}")
+            misread.add(name)
+    if any(fields[name].required for name in misread):
+        return None
+    return Read(kind(**values), frozenset(misread))
 
 
 def read_tables(
     kind: type[_T], tables: object, at: str, readers: Readers, mistakes: list[str]
-) -> tuple[_T, ...] | None:
-    """A list of tables, as `read_table` reads them: None if one of them is."""
+) -> list[Read[_T] | None] | None:
+    """A list of tables, each as `read_table` reads it. None: it is no list."""
     if not isinstance(tables, list):
-        mistakes.append(f"{at} must be a list of tables, not {tables!r}")
+        mistakes.append(f"{at} must be a list of tables, not {shown(tables)}")
         return None
-    read = [read_table(kind, table, f"{at} {n}", readers, mistakes) for n, table in enumerate(tables, 1)]
-    known = tuple(table for table in read if table is not None)
-    return known if len(known) == len(read) else None
+    return [read_table(kind, table, f"{at} {n}", readers, mistakes) for n, table in enumerate(tables, 1)]
 
 
 def unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[str]:
@@ -64,32 +72,68 @@ def unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[st
     mistakes = []
     for name in table:
         if name not in valid:
-            near = difflib.get_close_matches(name, valid, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            near = _near(name, valid)
+            hint = f"did you mean {near}? " if near else ""
             mistakes.append(f"{name} is no {what} here; {hint}valid: {', '.join(valid)}")
     return mistakes
+
+
+def _near(name: str, valid: list[str]) -> str:
+    """The name that may have been meant; empty if none is near."""
+    return next(iter(difflib.get_close_matches(name, valid, n=1)), "")
+
+
+def read_as(kind: type[_V], value: object, expected: str) -> _V:
+    """`value`, if it is of this type. Raises ValueError, which says what was `expected`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise ValueError(f"expected {expected}, got {shown(value)}") from None
+
+
+def shown(value: object) -> str:
+    """A value about as the file has it."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _reader(kind: Any) -> Callable[[object], Any]:
     def read(value: object) -> Any:
         if get_origin(kind) is Literal and value not in get_args(kind):
-            raise ValueError(f"{value!r} is not one of {', '.join(get_args(kind))}")
-        return msgspec.convert(value, kind)
+            raise ValueError(f"{shown(value)} is not one of {', '.join(get_args(kind))}")
+        return read_as(kind, value, _in_words(msgspec.inspect.type_info(kind)))
 
     return read
 
 
+def _in_words(kind: msgspec.inspect.Type) -> str:
+    """What values of a type look like in a file."""
+    match kind:
+        case msgspec.inspect.UnionType(types):  # a key that has no default is left out, not null
+            return " or ".join(_in_words(each) for each in types if not isinstance(each, msgspec.inspect.NoneType))
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            number = "a whole number" if isinstance(kind, msgspec.inspect.IntType) else "a number"
+            signs = {">": kind.gt, ">=": kind.ge, "<": kind.lt, "<=": kind.le}
+            limits = " and ".join(f"{sign} {limit:g}" for sign, limit in signs.items() if limit is not None)
+            return f"{number} {limits}".rstrip()
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.StrType(min_length=1):
+            return "a text that is not empty"
+        case msgspec.inspect.StrType(pattern=str(pattern)):
+            return f"a text of the pattern {pattern}"
+        case _:
+            return "a text"
+
+
 def size(value: object) -> int:
     """Bytes of an int or of a text such as "1GiB" or "1.5 GiB". Raises ValueError."""
-    match msgspec.convert(value, int | str):
+    match read_as(int | str, value, _SIZE):  # type: ignore[arg-type]
         case int(count):
             pass
         case text:
             found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text, re.ASCII)
             if found is None or found[2] not in _UNITS:
-                raise ValueError(
-                    f'{text!r} is no size; write bytes or a text such as "1GiB" (units {", ".join(_UNITS)})'
-                )
+                raise ValueError(f"{text!r} is no size; write {_SIZE} (units {', '.join(_UNITS)})")
             count = int(float(found[1]) * _UNITS[found[2]])
     if count < 1:
         raise ValueError(f"{value!r} is no size above 0")

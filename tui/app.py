@@ -27,7 +27,7 @@ from zrt.tui.rows import clean
 from zrt.tui.screens import Chat, Confirm, Page
 from zrt.tui.state import State
 from zrt.tui.status import as_json
-from zrt.tui.tables import DRAINS, EVENTS, ORDERS, REPLIES, SESSIONS, events, sessions
+from zrt.tui.tables import DRAINS, EVENTS, ORDERS, REPLIES, SESSIONS, clock, events, sessions
 from zrt.tui.tree import TREE, Node, nodes
 
 DRAW_S = 0.25
@@ -42,7 +42,7 @@ class Top(App[None]):
     #title { height: 1; background: $panel; }
     #views { width: auto; }
     #told { width: 1fr; text-align: right; padding: 0 1; }
-    #banner { height: 1; background: $error; color: $text; display: none; }
+    #banner { height: auto; max-height: 4; background: $error; color: $text; display: none; }
     #filter { display: none; }
     ContentSwitcher { height: 1fr; }
     #actors { height: 30%; min-height: 3; }
@@ -109,8 +109,9 @@ class Top(App[None]):
         banner = self._banner
         if banner.display != bool(self.feed.trouble):
             banner.display = bool(self.feed.trouble)
-        if self.feed.trouble and self.feed.trouble != self._trouble:
-            banner.update(clean(f" {self.feed.trouble}; trying again").replace("\n", " "))
+        if self.feed.trouble != self._trouble:
+            banner.update(clean(f"trying again: {self.feed.trouble}").replace("\n", " "))
+            self._dirty = True
         self._trouble = self.feed.trouble
         if self._dirty and not self.paused:
             self._dirty = False
@@ -121,6 +122,8 @@ class Top(App[None]):
         self._draw_title(cluster)
         if cluster is None:
             return
+        for table in self._tables.values():
+            table.old = bool(self.feed.trouble)
         match self._view:
             case "cluster":
                 self._tables["cluster"].show(nodes(cluster))
@@ -138,7 +141,10 @@ class Top(App[None]):
         views = " ".join(f"[{name}]" if name == self._view else name for name in VIEWS)
         told = []
         if cluster is not None:
-            told = ["ready" if cluster.ready else "NOT READY", counted(len(cluster.sessions), "session")]
+            state = "ready" if cluster.ready else "NOT READY"
+            if self.feed.trouble:
+                state = f"LOST, as of {clock(self.state.at)}"
+            told = [state, counted(len(cluster.sessions), "session")]
         told += [text for text in (self.paused and "paused", self._wanted and f"/{self._wanted}") if text]
         if self._view == "sessions":
             told.append(f"by {self._order}")

@@ -18,7 +18,8 @@ STYLES = ("plain", "dim", "good", "warn", "bad", "head", "cursor")
 
 
 class Lines(ScrollView, can_focus=True):
-    """The rows of `table`, with a title line that stays, and a cursor that stays on its row's key. `empty` is said where there is no row.
+    """The rows of `table`, with a title line that stays, and a cursor that stays on its row's key. `empty` is said where there is no row. Rows
+    are grey while they are `old`: how things were, and nobody knows how they are.
     `drawn` counts lines that were drawn. Colours are such that they are green, yellow and red among 16, too."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"lines--{style}" for style in STYLES}
@@ -62,6 +63,7 @@ class Lines(ScrollView, can_focus=True):
     def __init__(self, table: Table[Any], *, id: str, empty: str = "") -> None:
         super().__init__(id=id)
         self.drawn = 0
+        self._old = False
         self.table = self._given = table
         self._empty = empty
         self._items: Sequence[Any] = []
@@ -77,6 +79,16 @@ class Lines(ScrollView, can_focus=True):
     @property
     def row(self) -> Row | None:
         return self.table.row(self.item) if self._items else None
+
+    @property
+    def old(self) -> bool:
+        return self._old
+
+    @old.setter
+    def old(self, old: bool) -> None:
+        if old != self._old:
+            self._old = old
+            self.refresh()
 
     def show(self, items: Sequence[Any]) -> None:
         """The rows from now on."""
@@ -114,7 +126,8 @@ class Lines(ScrollView, can_focus=True):
         self._shown[place] = row
         if len(self._shown) > 4 * self.size.height + 16:
             self._shown = {place: row}
-        return self._strip(row.text, row.style, width, cursor=place == self._cursor and self.has_focus)
+        style = "dim" if self.old else row.style
+        return self._strip(row.text, style, width, cursor=place == self._cursor and self.has_focus)
 
     def _strip(self, text: str, style: str, width: int, *, cursor: bool = False) -> Strip:
         rich = self.get_component_rich_style(f"lines--{style}")

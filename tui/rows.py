@@ -8,6 +8,9 @@ from rich.cells import cell_len, set_cell_size
 
 Style = Literal["plain", "dim", "good", "warn", "bad"]
 BARS: Final = "▁▂▃▄▅▆▇█"
+BRANCHES: Final = " │├└"
+LEAST: Final = 10
+"""Cells that are enough for what is shown of a text that is cut."""
 
 T = TypeVar("T")
 
@@ -50,6 +53,23 @@ class Table(Generic[T]):
             columns.append(column)
         return replace(self, columns=columns)
 
+    def within(self, items: Sequence[T], width: int) -> "Table[T]":
+        """What of it fits into `width` cells: of the columns that say something of these items, those from the left on; the first that does
+        not fit may be cut."""
+        columns: list[Column[T]] = []
+        for column in self.columns:
+            if not any(column.show(item) for item in items):
+                continue
+            need = min(abs(column.width), max(_widest(column, items), cell_len(column.title)))
+            left = width - sum(abs(one.width) + 1 for one in columns)
+            if need > left and (column.width < 0 or left < LEAST):
+                break
+            fits = min(need, left)
+            columns.append(replace(column, width=fits if column.width > 0 else -fits, most=0))
+            if need > left:
+                break
+        return replace(self, columns=columns)
+
     @property
     def widths(self) -> list[int]:
         return [column.width for column in self.columns]
@@ -63,8 +83,8 @@ class Table(Generic[T]):
         return Row(self.key(item), text, self.style(item))
 
     def described(self, item: T) -> list[str]:
-        """Every column of it that is not empty, a line each, uncut."""
-        shown = [(column.title, column.show(item).strip()) for column in self.columns]
+        """Every column of it that is not empty, a line each, uncut, and without the branches of a tree."""
+        shown = [(column.title, column.show(item).strip(BRANCHES)) for column in self.columns]
         return [f"{title:<14} {clean(value)}" for title, value in shown if value]
 
 

@@ -18,6 +18,8 @@ class State:
 
     def __init__(self) -> None:
         self.cluster: Cluster | None = None
+        self.at = 0.0
+        """When that came, Unix time."""
         self.happened: deque[Happened] = deque(maxlen=EVENTS)
         self.replies: deque[Replies] = deque(maxlen=REPLIES)
         self.pace: deque[tuple[float, int]] = deque(maxlen=POINTS)
@@ -32,7 +34,7 @@ class State:
             self._mark = None
         last = self.happened[-1].serial if self.happened and same else 0
         self.happened.extend(one for one in cluster.happened if one.serial > last)
-        self.cluster = cluster
+        self.cluster, self.at = cluster, now
         self._take_pace(cluster)
         self.replies.extend(new_replies(cluster, self._steps, now))
 

@@ -1,8 +1,9 @@
 """`zrt status`: the monitor's tree and sessions on stdout, once or for as long as they are watched."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from rich.console import Console, Group
@@ -12,9 +13,11 @@ from rich.text import Text
 from zrt.runtime.client import Client
 from zrt.runtime.counted import counted
 from zrt.runtime.messages.client import Cluster
-from zrt.tui.rows import Row, Style, clean
+from zrt.tui.rows import Row, Style, Table, clean
 from zrt.tui.tables import SESSIONS
 from zrt.tui.tree import TREE, nodes
+
+T = TypeVar("T")
 
 WIDE: Final = 1000
 """Columns of what goes to a file or a pipe: lines are not cut."""
@@ -38,7 +41,7 @@ async def status(endpoint: str | None, *, json: bool, watch: bool) -> int:
             else:
                 with Live(console=Console(), screen=True, auto_refresh=False) as live:
                     async for cluster in seen:
-                        live.update(Group(*tree(cluster)), refresh=True)
+                        live.update(Group(*tree(cluster, live.console.width)), refresh=True)
     return 0
 
 
@@ -46,9 +49,10 @@ def _print(cluster: Cluster, *, json: bool) -> None:
     if json:
         print(as_json(cluster).decode(), flush=True)
         return
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
-    for line in tree(cluster):
-        console.print(line, soft_wrap=not sys.stdout.isatty())
+    narrow = sys.stdout.isatty()
+    console = Console(width=None if narrow else WIDE)
+    for line in tree(cluster, console.width if narrow else None):
+        console.print(line, soft_wrap=not narrow)
     sys.stdout.flush()
 
 
@@ -60,8 +64,10 @@ def as_json(cluster: Cluster) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def tree(cluster: Cluster) -> list[Text]:
-    """The cluster in lines: what it is, its processes, its sessions."""
+def tree(cluster: Cluster, width: int | None = None) -> list[Text]:
+    """The cluster in lines: what it is, its processes, its sessions. On a terminal of so many columns rows have what fits there; what is wrong
+    with a process is a line of its own then, which may be folded.
+    """
     ready = "ready" if cluster.ready else "not ready"
     lines = [
         Text(
@@ -75,13 +81,18 @@ def tree(cluster: Cluster) -> list[Text]:
     for actor in cluster.actors:
         if actor.lend is not None and actor.lend.waits_for:
             lines.append(Text(clean(f"{actor.name} waits for {actor.lend.waits_for}"), style="yellow"))
-    rows = nodes(cluster)
-    table = TREE.fitted(rows, WIDE)
-    lines.append(Text(table.head.rstrip(), style="underline"))
-    lines += [_line(table.row(node)) for node in rows]
-    if cluster.sessions:
-        lines += [Text(""), Text(SESSIONS.head.rstrip(), style="underline")]
-        lines += [_line(SESSIONS.row(session)) for session in cluster.sessions]
+    rows, told = nodes(cluster), list(cluster.sessions)
+    if width is not None:
+        lines += [Text(clean(f"{one.name}: {one.fault}"), style="red") for one in cluster.actors if one.fault]
+    lines += _table(TREE.fitted(rows, WIDE) if width is None else TREE.within(rows, width), rows)
+    if told:
+        lines.append(Text(""))
+        lines += _table(SESSIONS if width is None else SESSIONS.within(told, width), told)
+    return lines
+
+
+def _table(table: Table[T], items: Sequence[T]) -> list[Text]:
+    lines = [Text(table.head.rstrip(), style="underline"), *(_line(table.row(item)) for item in items)]
     for line in lines:
         line.no_wrap, line.overflow = True, "crop"
     return lines

@@ -17,6 +17,7 @@ from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.handover import HandedRows, Joined
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.layout import PAGE_TOKENS
+from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.pages import PoolStats
 from zrt.runtime.compute.parallel import Collectives
@@ -105,12 +106,13 @@ class Engine:
         device: str,
         gpu_memory: float = GPU_MEMORY,
         ends: tuple[bool, bool] | None = None,
+        table: Linear | None = None,
         group: Collectives | None = None,
         progress: Callable[[int, int], None] | None = None,
         captured: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> "Engine":
-        """As `load`, from a source that is open; `kv_bytes` are this process's own, `ends` as `Shard.load` has it."""
+        """As `load`, from a source that is open; `kv_bytes` are this process's own, `ends` and `table` as `Shard.load` has them."""
         on_gpu = torch.device(device).type == "cuda"
         if on_gpu:
             _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, gpu_memory, group)
@@ -125,6 +127,7 @@ class Engine:
             dtype=dtype,
             device=device,
             ends=ends,
+            table=table,
             group=group,
             progress=progress,
             cancelled=cancelled,
@@ -162,12 +165,13 @@ class Engine:
         pages: int,
         context: int,
         sessions: int,
+        table: Linear | None = None,
     ) -> "Engine":
         """No blocks, but what of the model's ends is asked for, on the CPU: what stands before block `place`, where others run all blocks.
 
         It holds no KV, and counts `pages` of it, so that it takes the sessions that they take.
         """
-        shard = Shard.load(spec, source, (place, place - 1), dtype=dtype, ends=(embedding, head))
+        shard = Shard.load(spec, source, (place, place - 1), dtype=dtype, ends=(embedding, head), table=table)
         cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=context, sessions=sessions)
         return cls(shard, cache, Decoder(shard, cache))
 

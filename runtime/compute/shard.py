@@ -14,6 +14,7 @@ from zrt.runtime.compute.layout import (
     block_name,
     block_shapes,
     blocks_shapes,
+    embedding_bytes,
     end_shapes,
     ends_bytes,
     gate_up_parts,
@@ -76,6 +77,7 @@ class Shard:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         ends: tuple[bool, bool] | None = None,
+        table: Linear | None = None,
         group: Collectives | None = None,
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
@@ -83,7 +85,8 @@ class Shard:
         """Read a shard from `source`, once all its tensors are known to be there. Blocks the calling thread.
 
         `ends` says whether embedding and head are part of it, by default with the model's first and last block; where it is given, there may be
-        no blocks, and `last` is `first - 1` then.
+        no blocks, and `last` is `first - 1` then. `table` is the embedding or head of another shard on this device: where they are tied it is this
+        one's as well, which neither reads nor counts it.
         Of a shard that is split over a `group`, only what this rank computes with is read.
         Beyond the shard itself it holds one chunk of `weights.CHUNK_BYTES`.
         `progress(bytes done, bytes in all)` and `cancelled()` are called at least every 8 MiB. Errors: `bad_model`, `cancelled`,
@@ -103,11 +106,17 @@ class Shard:
             nbytes = (last - first + 1) * block_bytes(spec, dtype_name(dtype)) + ends_bytes(
                 spec, *ends, dtype_name(dtype)
             )
-        for name, shape in (end_shapes(spec, *ends) | blocks_shapes(spec, first, last)).items():
+        at_ends = end_shapes(spec, *ends)
+        for name, shape in (at_ends | blocks_shapes(spec, first, last)).items():
             source.check(name, shape)
+        shared = table is not None and spec.tied and at_ends.pop(EMBEDDING, None) is not None
+        if shared:
+            nbytes -= embedding_bytes(spec, dtype_name(dtype))
         loader = _Loader(spec, source, dtype, torch.device(device), part, group, nbytes, progress, cancelled)
-        tensors = {name: loader.tensor(name, shape) for name, shape in end_shapes(spec, *ends).items()}
+        tensors = {name: loader.tensor(name, shape) for name, shape in at_ends.items()}
         tables = {name: loader.table(tensor) for name, tensor in tensors.items() if tensor.dim() == 2}
+        if shared and table is not None:
+            tables[EMBEDDING] = table
         is_first, is_last = ends
         return Shard(
             spec=own,

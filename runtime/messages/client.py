@@ -288,10 +288,10 @@ class Finished(Answering):
 
 
 class Cluster(Event):
-    """The whole cluster at one moment. `actors` are in pipeline order, those without a stage last, and `sessions` the oldest first. `ready` is
-    true when every stage has a ready replica; `incarnation` is the coordinator's: after another one all counts begin anew. `stale` counts
-    what the coordinator itself dropped since it came too late. `tokens` were generated, and `errors` told to clients by kind, in the
-    `up_ms` since it began. `drains` are the last ones, `happened` the last things that did (a few hundred).
+    """The whole cluster at one moment. `actors` are in pipeline order, those without a stage last, the coordinator among them, and `sessions`
+    the oldest first. `ready` is true when every stage has a ready replica; `incarnation` is the coordinator's: after another one all counts
+    begin anew. `stale` counts what the coordinator itself dropped since it came too late. `tokens` were generated, and `errors` told to
+    clients by kind, in the `up_ms` since it began. `drains` are the last ones, `happened` the last things that did (a few hundred).
     """
 
     name: str

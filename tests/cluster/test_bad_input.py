@@ -112,14 +112,14 @@ def test_unknown_keys(tiny: Path, tmp_path: Path) -> None:
     ("stages", "named"),
     [
         ([None] * 5, "4 blocks"),
-        (["0-1", "3-3"], "blocks 2-2 belong to no stage"),
-        (["0-1", "2-4"], "4"),
+        (["0-1", "3-3"], "[[stage]] 2 blocks: blocks 2-2 before 3-3 belong to no stage"),
+        (["0-1", "2-4"], "[[stage]] 2 blocks: 2-4, but the model has 0-3"),
         (["0-1", "1-3"], "overlap"),
     ],
 )
 def test_stages_that_do_not_fit_the_model(stages: list[str | None], named: str, tiny: Path, tmp_path: Path) -> None:
     done = run_zrt("up", conf(tmp_path, model=tiny, stages=stages), home=tmp_path)
-    refused(done, 2, "bad_config", named, home=tmp_path)
+    refused(done, 2, "bad_config", named, "cluster.toml)", home=tmp_path)
 
 
 @pytest.mark.parametrize("ref", ["/nowhere/model", "somebody/unheard-of"])

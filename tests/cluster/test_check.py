@@ -171,6 +171,25 @@ def test_a_context_above_the_models_is_said(make_model: MakeModel, conf: Callabl
     assert said in zrt("up", file, "--token-ids", "1,2", "--max-tokens", "1").stderr
 
 
+def test_a_gpu_that_is_not_there_is_told_beside_the_plan(
+    make_model: MakeModel, conf: Callable[..., Path], zrt: Zrt
+) -> None:
+    file = conf(make_model("llama"), ["0-1", None], device="cuda:99")
+    done = zrt("plan", file)
+    assert done.returncode == 1
+    assert done.stderr.startswith("zrt: unsupported: there is no device cuda:99 here: ")
+    machine, gpu = done.stdout.splitlines()[-2:]
+    assert "weights and KV on GPUs are not in it" in machine
+    assert gpu.startswith("cuda:99: 128.5 MiB of weights and KV; there is no device cuda:99 here")
+
+
+def test_what_layer_workers_may_hold_is_told_apart(make_model: MakeModel, conf: Callable[..., Path], zrt: Zrt) -> None:
+    done = zrt("plan", conf(make_model("llama"), [None], helped=True))
+    assert (done.returncode, done.stderr) == (0, "")
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("stage0: of its ")]
+    assert "blocks and KV of 64.5 MiB may go to layer workers that join, and without them are taken here" in said
+
+
 SHORT = [
     ({"kv_bytes": "900TiB"}, "", "the cluster needs 1800.0 TiB of this machine's memory, and "),
     (

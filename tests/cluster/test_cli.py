@@ -198,7 +198,19 @@ def test_status_shows_every_process_and_session(cluster: Running) -> None:
     begun(process)
     shown = cluster.zrt("status")
     assert shown.returncode == 0
-    for text in ("test: ", "4 blocks", "ready", "stage0", "0-1", "stage1", "2-3", "up", "decoding", "stage0 → stage1"):
+    for text in (
+        "test: ",
+        "4 blocks",
+        "ready",
+        "stage0",
+        "0-1",
+        "stage1",
+        "2-3",
+        "coordinator",
+        "up",
+        "decoding",
+        "stage0 → stage1",
+    ):
         assert text in shown.stdout
     state = json.loads(cluster.zrt("status", "--json").stdout)
     assert state["ready"]

@@ -286,11 +286,11 @@ def test_a_killed_coordinator_comes_back_where_it_was(cluster: Running) -> None:
     deadline = time.monotonic() + 60
     while cluster.zrt("status", "--json", "--connect", cluster.endpoint).returncode:
         assert time.monotonic() < deadline
-    status = until_status(cluster, lambda status: bool(status["ready"]) and len(status["actors"]) == 3)
+    status = until_status(cluster, lambda status: bool(status["ready"]) and len(status["actors"]) == 4)
     for actor in status["actors"]:
         if actor["kind"] == "block_server":
             assert (actor["pid"], actor["done_bytes"]) == (stages[actor["name"]].pid, 0)
-    assert {actor["kind"] for actor in status["actors"]} == {"block_server", "supervisor"}
+    assert {actor["kind"] for actor in status["actors"]} == {"block_server", "coordinator", "supervisor"}
     assert cluster.zrt(*GREEDY, "--max-tokens", "3").returncode == 0
 
 

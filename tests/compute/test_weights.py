@@ -130,6 +130,26 @@ def test_a_shard_takes_the_bytes_that_were_planned(make_model, family, tied, blo
     assert shard.nbytes == parts - shared
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_shard_with_the_head_takes_the_tied_embedding_of_another(make_model, tied) -> None:
+    folder = make_model("llama", tied=tied, vocab_size=400)
+    spec, source = read_spec(folder), open_checkpoint(folder)
+    seen = []
+    first = Shard.load(spec, source, (0, 1), dtype=torch.float32)
+    last = Shard.load(
+        spec,
+        source,
+        (2, 3),
+        dtype=torch.float32,
+        table=first.embedding,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert (last.head is first.embedding) == tied
+    own = shard_bytes(spec, 2, 3, "float32") - (embedding_bytes(spec, "float32") if tied else 0)
+    assert seen[-1] == (own, own)
+    assert last.nbytes == own
+
+
 def test_tied_ends_in_one_shard_are_one_tensor(make_model) -> None:
     shard = _load(make_model("llama", tied=True))
     assert shard.head is shard.embedding

@@ -6,13 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import Local, local_cluster
+from clusters import Local, cluster_file, local_cluster
 from peers import until
 from tiny_models import reference
 
 from zrt.actors import lent_run
 from zrt.actors.lent_layers import LentLayers
+from zrt.runtime.capacity import needs
+from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.config import parse
 from zrt.runtime.messages.layers import Batch
+from zrt.runtime.seats import stage_ranges
 
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
 TOKENS = 32
@@ -34,7 +38,7 @@ def model(make_model: Callable[..., Path]) -> Path:
 
 
 def lent_by(cluster: Local) -> LentLayers:
-    lent = cluster.servers[0]._lent
+    lent = cluster.servers[0]._lending.lent
     assert lent is not None
     return lent
 
@@ -58,6 +62,23 @@ async def test_lent_layers_give_the_models_own_tokens(model: Path, lend: str) ->
     wanted = reference(model, PROMPT, TOKENS)
     async with local_cluster(model, [None], lend=LENT[lend]) as cluster:
         assert await cluster.greedy(PROMPT, TOKENS) == wanted
+
+
+@pytest.mark.parametrize("lend", ["one run", "both ends"])
+async def test_a_tied_embedding_is_held_once_and_what_is_loaded_is_what_was_planned(
+    make_model: Callable[..., Path], lend: str
+) -> None:
+    folder = make_model("llama", num_hidden_layers=8, tied=True)
+    conf, spec = parse(cluster_file(folder, [None], lend=LENT[lend]), "test"), read_spec(folder)
+    planned = needs(conf, spec, stage_ranges(conf, spec), 0).stages[0].weight_bytes
+    async with local_cluster(folder, [None], lend=LENT[lend]) as cluster:
+        assert await cluster.greedy(PROMPT, TOKENS) == reference(folder, PROMPT, TOKENS)
+        shards = [engine.shard for engine in lent_by(cluster).own.values()]
+        tables = [table for shard in shards for table in (shard.embedding, shard.head) if table is not None]
+        assert [table is tables[0] for table in tables] == [True, True]
+        assert sum(shard.nbytes for shard in shards) == planned
+        seen = await cluster.until(lambda seen: bool(seen.actors[0].total_bytes))
+        assert seen.actors[0].done_bytes == seen.actors[0].total_bytes == planned
 
 
 @pytest.mark.parametrize(

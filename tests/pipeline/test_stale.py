@@ -210,7 +210,7 @@ async def test_a_user_sees_the_counts(cluster: Local, gone: Actor) -> None:
     seen = before
     while seen.stale == before.stale or not seen.actors[1].stale:
         seen = await cluster.client.status()
-    assert (seen.stale - before.stale, [actor.stale for actor in seen.actors]) == (1, [0, 1])
+    assert (seen.stale - before.stale, [actor.stale for actor in seen.actors[:2]]) == (1, [0, 1])
 
 
 async def test_a_session_closed_right_after_it_was_opened_holds_nothing(make_model: Callable[..., Path]) -> None:

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zrt.runtime.capacity import COORDINATOR_BYTES, Needs, in_words, needs, process_bytes, shortage, wishes
-from zrt.runtime.cluster_file import Conf, Kv, Limits, Model, Stage
+from zrt.runtime.cluster_file import Conf, Kv, Lend, Limits, Model, Spares, Stage, Worker
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
 from zrt.runtime.compute.spec import ModelSpec, spec_from_config
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.gpu_needs import gpu_needs, gpu_shortage
 from zrt.runtime.plan import Blocks, Wish
 from zrt.runtime.seats import stage_ranges
 
@@ -72,6 +73,21 @@ def test_a_size_that_cannot_be_split_is_refused_with_those_that_work() -> None:
     with pytest.raises(ZrtError, match="sizes that work: 1, 2, 4, 8, 16, 32") as caught:
         needed(conf(Stage(tp=3)))
     assert caught.value.kind == "bad_config"
+
+
+def test_all_that_does_not_fit_the_model_is_told_with_the_file() -> None:
+    first = Stage(Blocks(0, 14), tp=3)
+    second = Stage(Blocks(15, 35), lend=(Lend("attic", Blocks(14, 16)),))
+    with pytest.raises(ZrtError) as caught:
+        stage_ranges(msgspec.structs.replace(conf(first, second), where="my.toml"), LLAMA_8B)
+    assert (caught.value.kind, caught.value.where) == ("bad_config", "my.toml")
+    assert [
+        line[: len("[[stage]] 2 blocks: 15-35, but the model has 0-31")] for line in caught.value.message.splitlines()
+    ] == [
+        "[[stage]] 1 tp: tp = 3 cannot split 32 heads, 8 k",
+        "[[stage]] 2 blocks: 15-35, but the model has 0-31",
+        "[[stage]] 2 lend: blocks 14-16 of attic are not w",
+    ]
 
 
 def test_the_tightest_stage_sets_the_kv_room() -> None:
@@ -245,3 +261,54 @@ def test_a_stage_that_takes_help_needs_here_what_cannot_be_lent() -> None:
     lent = found.stages[0].lendable_bytes
     assert found.needed_bytes == alone.needed_bytes - lent
     assert 0 < lent < found.stages[0].total_bytes
+
+
+A_GPU = (12 * GIB, 16 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("stages", "more", "devices", "says"),
+    [
+        ([Stage(), Stage()], {}, {}, ""),
+        ([Stage(device="cuda:1"), Stage()], {}, {"cuda:1": 1}, ""),
+        (
+            [Stage(device="cuda:1"), Stage(device="cuda:1")],
+            {},
+            {"cuda:1": 2},
+            "insufficient_vram: cuda:1: 17.0 GiB are needed",
+        ),
+        ([Stage(device="cuda:1", replicas=2), Stage()], {}, {"cuda:1": 2}, "insufficient_vram: cuda:1: 17"),
+        ([Stage(device="cuda:0", tp=2), Stage()], {}, {"cuda:0": 0.5, "cuda:1": 0.5}, ""),
+        ([Stage(device="cuda:5"), Stage()], {}, {"cuda:5": 1}, "unsupported: there is no device cuda:5 here"),
+        (
+            [Stage(), Stage()],
+            {"spares": Spares(1, "cuda:5")},
+            {"cuda:5": 0},
+            "unsupported: there is no device cuda:5 here",
+        ),
+        ([Stage(), Stage()], {"workers": (Worker("w", device="cuda:5", join=True),)}, {}, ""),
+        (
+            [Stage(lend=(Lend("w", Blocks(0, 7)),)), Stage()],
+            {"workers": (Worker("w", device="cuda:1"),)},
+            {"cuda:1": 0.44},  # 8 of 16 blocks, without the embedding
+            "",
+        ),
+    ],
+)
+def test_gpus_have_weights_and_kv(
+    stages: list[Stage], more: dict[str, object], devices: dict[str, float], says: str
+) -> None:
+    """In parts of what a half of the model and its KV take."""
+
+    def memory(device: str) -> tuple[int, int]:
+        if device == "cuda:5":
+            raise ZrtError("unsupported", "there is no device cuda:5 here: 2 CUDA devices")
+        return A_GPU
+
+    asked = msgspec.structs.replace(conf(*stages), **more)
+    found = needed(asked)
+    half = found.stages[0].weight_bytes + GIB
+    gpus = gpu_needs(asked, LLAMA_8B, found, memory)
+    assert {gpu.device: gpu.needed_bytes / half for gpu in gpus} == pytest.approx(devices, abs=0.01)
+    assert str(gpu_shortage(gpus) or "").startswith(says)
+    assert bool(gpu_shortage(gpus)) == bool(says)

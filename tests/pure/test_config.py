@@ -147,7 +147,7 @@ def test_sizes(size: str, count: int) -> None:
         ),
         (SMALL + "lend = 2", ["[[stage]] 1 lend", "must be a list of tables, not 2"]),
         (SMALL + "tp = 0", ["[[stage]] 1 tp", ">= 1"]),
-        (SMALL + "gpu_memory = 1.5", ["[[stage]] 1 gpu_memory", "<= 1"]),
+        (SMALL + "gpu_memory = 1.5", ["[[stage]] 1 gpu_memory: expected a number > 0 and <= 1, got 1.5"]),
         (SMALL + "gpu_memory = 0", ["[[stage]] 1 gpu_memory", "> 0"]),
         (SMALL + "theads = 2", ["theads", "did you mean threads?"]),
         (SMALL + "[cluster]\nlistne = 'x'", ["[cluster]", "did you mean listen?", "name, listen, insecure, advertise"]),
@@ -157,13 +157,13 @@ def test_sizes(size: str, count: int) -> None:
         ("[model]\nref = 'm'\n[stage]", ["[[stage]]"]),
         ("stage = [3]\n[model]\nref = 'm'", ["[[stage]] 1", "table", "3"]),
         ("model = 'm'\n[[stage]]", ["[model]", "table", "'m'"]),
-        ("[model]\nref = ''\n[[stage]]", ["[model] ref", "length"]),
+        ("[model]\nref = ''\n[[stage]]", ["[model] ref: expected a text that is not empty, got ''"]),
         ("[model]\nref = 'm'\ndtype = 'float8'\n[[stage]]", ["'float8'", "float32, bfloat16, float16"]),
         ("[model]\nref = 'm'\nweights = 'none'\n[[stage]]", ["'none'", "files, random"]),
         ("[model]\nref = 'm'\ncontext = 0\n[[stage]]", ["[model] context", ">= 1"]),
-        ("[model]\nref = 'm'\ncontext = '4k'\n[[stage]]", ["[model] context", "int", "str"]),
+        ("[model]\nref = 'm'\ncontext = '4k'\n[[stage]]", ["[model] context: expected a whole number >= 1, got '4k'"]),
         (SMALL + "replicas = 0", ["[[stage]] 1 replicas", ">= 1"]),
-        (SMALL + "replicas = true", ["[[stage]] 1 replicas", "bool"]),
+        (SMALL + "replicas = true", ["[[stage]] 1 replicas: expected a whole number >= 1, got true"]),
         (SMALL + 'memory = "much"', ["[[stage]] 1 memory", "'much' is no size"]),
         (SMALL + "memory = 0", ["[[stage]] 1 memory", "no size above 0"]),
         (SMALL + '[[stage]]\nmemory = "1GiB"', ["[[stage]] 1 has no memory", "every stage whose blocks are planned"]),
@@ -172,14 +172,17 @@ def test_sizes(size: str, count: int) -> None:
         (SMALL + "device = 'cuda'", ["[[stage]] 1 device", "'cuda'"]),
         (SMALL + "blocks = '0-'", ["[[stage]] 1 blocks", "'0-'", "FIRST-LAST"]),
         (SMALL + "blocks = '4-2'", ["[[stage]] 1 blocks", "4-2", "end before they begin"]),
-        (SMALL + "blocks = 4", ["[[stage]] 1 blocks", "str"]),
+        (SMALL + "blocks = 4", ['[[stage]] 1 blocks: expected a text such as "0-14", got 4']),
         (SMALL + "blocks = '0-4'\n[[stage]]\nblocks = '4-9'", ["[[stage]] 2", "4-9", "overlap", "0-4", "[[stage]] 1"]),
         (SMALL + "blocks = '5-9'\n[[stage]]\n[[stage]]\nblocks = '0-4'", ["[[stage]] 3", "come before", "5-9"]),
         (SMALL + "[kv]\nbytes = '1GB'", ["[kv] bytes", "'1GB'", "GiB"]),
         (SMALL + "[kv]\nbytes = 0", ["[kv] bytes", "0"]),
         (SMALL + "[kv]\nbytes = -5", ["[kv] bytes", "-5"]),
-        (SMALL + "[kv]\nbytes = true", ["[kv] bytes", "bool"]),
-        (SMALL + "[limits]\nidle_s = 0", ["[limits] idle_s", "> 0"]),
+        (SMALL + "[kv]\nbytes = true", ['[kv] bytes: expected bytes or a text such as "1GiB", got true']),
+        (SMALL + "[limits]\nidle_s = 0", ["[limits] idle_s: expected a number > 0, got 0"]),
+        (SMALL + "[limits]\nsessions = 0", ["[limits] sessions: expected a whole number >= 1, got 0"]),
+        (SMALL + "[limits]\nchunk = 'many'", ["[limits] chunk: expected a whole number >= 1, got 'many'"]),
+        (SMALL + "[cluster]\ninsecure = 1", ["[cluster] insecure: expected true or false, got 1"]),
         (SMALL + "[limits]\nrestarts = -1", ["[limits] restarts", ">= 0"]),
         (SMALL + "[cluster]\nname = 'a b'", ["[cluster] name", "a-z"]),
         (SMALL + "[cluster]\nlisten = '127.0.0.1:7411'", ["[cluster] listen", "tcp://HOST:PORT"]),
@@ -229,9 +232,29 @@ def test_contradictions_are_named_beside_what_is_wrong_by_itself() -> None:
         assert place in message
 
 
-def test_what_rests_on_a_key_that_cannot_be_read_is_not_judged() -> None:
-    message = refusal(SMALL + "blocks = 4\n[[stage]]\nblocks = '0-3'\nmemory = '1GB'\n[[stage]]\nblocks = '2-5'\n")
-    assert len(message.splitlines()) == 2
+@pytest.mark.parametrize(
+    ("more", "lines"),
+    [
+        (  # neither the blocks of the first nor the memory of the second
+            "blocks = 4\n[[stage]]\nblocks = '0-3'\nmemory = '1GB'\n[[stage]]\nblocks = '2-5'\n",
+            ["1 blocks: expected", "2 memory: '1GB'", "3 blocks: 2-5 overlap 0-3 of [[stage]] 2"],
+        ),
+        ("block = '0-3'\n[[stage]]\nblocks = '4-9'\n", ["1 block is no key here; did you mean blocks?"]),
+        (
+            "thread = 1\nblocks = '0-14'\n[[stage]]\nblocks = '16-29'\n",
+            ["1 thread is no key", "2 blocks: blocks 15-15 before 16-29 belong to no stage"],
+        ),
+        (
+            "blocks = '0-14'\n[[stage.lend]]\nworker = 'atic'\nblocks = '10-40'\n[[worker]]\nname = 'attic'\njoin = 1\n",
+            ["1 lend: blocks 10-40 of atic are not within the stage's 0-14", "1 lend: there is no [[worker]] atic"],
+        ),
+    ],
+)
+def test_one_mistake_hides_no_other_and_makes_none_up(more: str, lines: list[str]) -> None:
+    said = [line for line in refusal(SMALL + more).splitlines() if line.startswith("[[stage]]")]
+    assert len(said) == len(lines)
+    for line, begins in zip(said, lines, strict=True):
+        assert line.startswith(f"[[stage]] {begins}")
 
 
 @pytest.mark.parametrize("listen", ["tcp://127.0.0.1:7411", "tcp://127.8.0.1:1", "tcp://localhost:0", "tcp://[::1]:5"])
@@ -370,7 +393,9 @@ def test_what_cannot_be_lent_is_said(before: str, after: str, said: str) -> None
     assert said in refusal(LENDS.replace(before, after))
 
 
-@pytest.mark.parametrize("words", [{"stages": 2}, {"tp": 2}])
-def test_the_command_line_does_not_override_stages_that_lend(words: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"), [(LENDS, {"stages": 2}), (LENDS, {"tp": 2}), (SMALL + 'backend = "layers"', {"tp": 2})]
+)
+def test_the_command_line_does_not_override_stages_that_lend(text: str, words: dict[str, int]) -> None:
     with pytest.raises(ZrtError, match="lend"):
-        config.override(config.parse(LENDS, ""), **words)
+        config.override(config.parse(text, ""), **words)

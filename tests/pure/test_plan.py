@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.plan import Blocks, Wish, plan
+from zrt.runtime.plan import Blocks, Wish, misfits, plan
 
 FREE = Wish()
 
@@ -66,15 +66,23 @@ def test_unequal_blocks_are_shared_by_bytes() -> None:
     [
         (2, [FREE] * 3, ["3 stages", "2 blocks"]),
         (30, [], ["no stage"]),
-        (30, [pinned("0-30")], ["stage 1", "0-30", "0-29"]),
-        (30, [pinned("0-9")], ["10-29", "no stage"]),
-        (30, [pinned("1-29")], ["0-0", "no stage", "stage 1"]),
-        (30, [pinned("0-9"), pinned("12-29")], ["10-11", "no stage", "stage 2"]),
-        (30, [pinned("0-9"), pinned("9-29")], ["stage 2", "9-29", "reach 9"]),
-        (30, [pinned("20-29"), pinned("0-19")], ["0-19", "no stage"]),
-        (30, [pinned("0-9"), FREE, pinned("10-29")], ["0 blocks", "1 planned"]),
-        (30, [FREE, FREE, pinned("1-29")], ["1 block ", "2 planned", "stage 3"]),
-        (30, [pinned("0-29"), FREE], ["0 blocks", "1 planned"]),
+        (30, [pinned("0-30")], ["[[stage]] 1 blocks: 0-30, but the model has 0-29"]),
+        (30, [pinned("0-9")], ["[[stage]] 1 blocks: blocks 10-29 after 0-9 belong to no stage"]),
+        (30, [pinned("1-29")], ["[[stage]] 1 blocks: blocks 0-0 before 1-29 belong to no stage"]),
+        (30, [pinned("0-9"), pinned("12-29")], ["[[stage]] 2 blocks: blocks 10-11 before 12-29 belong to no stage"]),
+        (30, [pinned("0-9"), pinned("9-29")], ["[[stage]] 2 blocks: 9-29 overlap 0-9 of [[stage]] 1"]),
+        (
+            30,
+            [pinned("20-29"), pinned("0-19")],
+            ["[[stage]] 2 blocks: 0-19 come before 20-29 of [[stage]] 1", "blocks 0-19 before 20-29 belong"],
+        ),
+        (
+            30,
+            [pinned("0-9"), FREE, pinned("10-29")],
+            ["[[stage]] 3 blocks: room of 0 blocks before 10-29 for 1 planned stage"],
+        ),
+        (30, [FREE, FREE, pinned("1-29")], ["[[stage]] 3 blocks: room of 1 block before 1-29 for 2 planned stages"]),
+        (30, [pinned("0-29"), FREE], ["[[stage]] 1 blocks: room of 0 blocks after 0-29 for 1 planned stage"]),
         (30, [Wish(weight=0.0), FREE], ["weight"]),
     ],
 )
@@ -85,6 +93,38 @@ def test_what_cannot_be_planned_is_a_bad_config_with_the_numbers(
         ranges(count, stages)
     assert raised.value.kind == "bad_config"
     assert [text for text in says if text not in raised.value.message] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "lines"),
+    [
+        (
+            "0-14 16-29 31-40",
+            30,
+            ["2 blocks: blocks 15-15 before", "3 blocks: 31-40, but", "3 blocks: blocks 30-30 before"],
+        ),
+        (
+            "0-14 10-20 15-35",
+            30,
+            ["2 blocks: 10-20 overlap 0-14", "3 blocks: 15-35, but", "3 blocks: 15-35 overlap 10-20"],
+        ),
+        (
+            "0-9 2-3 4-29",
+            None,
+            ["2 blocks: 2-3 overlap 0-9 of [[stage]] 1", "3 blocks: 4-29 overlap 0-9 of [[stage]] 1"],
+        ),
+        ("0-14 ? 16-29 31-40", None, ["4 blocks: blocks 30-30 before"]),
+        ("0-14 - ? 15-29", None, []),
+        ("0-14", None, []),
+    ],
+)
+def test_every_misfit_is_told_also_before_the_model_is_known(text: str, count: int | None, lines: list[str]) -> None:
+    """- is a stage to be planned, ? one that cannot be read."""
+    words = enumerate(text.split(), 1)
+    wrong = misfits({n: None if word == "-" else Blocks.parse(word) for n, word in words if word != "?"}, count)
+    assert len(wrong) == len(lines)
+    for said, line in zip(wrong, lines, strict=True):
+        assert said.startswith(f"[[stage]] {line}")
 
 
 BLOCK = 100

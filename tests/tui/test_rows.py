@@ -46,6 +46,44 @@ def test_the_cluster_is_a_tree_of_stages_replicas_ranks_and_layer_workers() -> N
     assert "\n".join(lines) == TREE
 
 
+NARROW = """
+test: tiny, 64 blocks, context 256, ready
+stage1: bad_model: layer 7 is cut off, and the file that should have it is not there
+actor                 state  KV pages    queue busy tok/s p50 ms p95 ms sessions
+test: tiny            ready
+├ stage 0, blocks 0-0 1/1
+│ └ stage0            ready  ██░░░░  25%     0   0%   0.0    1.2    3.5        0
+└ stage 1, blocks 1-1 0/1
+  └ stage1            failed ██░░░░  25%     0   0%   0.0    1.2    3.5        0
+
+session          state    prompt new tok/s ttft ms between tokens epoch pages
+0000000000000000 decoding      5  10  20.0      50 ▃▅█                1     0
+""".strip()
+
+
+def test_on_a_terminal_rows_have_what_fits_and_faults_are_told_in_full() -> None:
+    seen = cluster(sessions=1)
+    seen.actors[1].state = "failed"
+    seen.actors[1].fault = "bad_model: layer 7 is cut off, and the file that should have it is not there"
+    assert "\n".join(line.plain for line in status(seen, 80)) == NARROW
+    for width in (1, 20, 40, 60, 137, 300):
+        rows = [line for line in status(seen, width) if line.no_wrap]
+        assert len(rows) == 8
+        assert all(cell_len(row.plain) <= max(width, 1) for row in rows)
+    assert status(seen, 300)[2].plain.split()[-3:] == ["device", "process", "fault"]
+
+
+def test_of_a_process_its_name_is_shown_without_the_branches() -> None:
+    described = [tree.TREE.described(node) for node in tree.nodes(cluster(sessions=0))]
+    assert [lines[0].split(maxsplit=1)[1] for lines in described] == [
+        "test: tiny",
+        "stage 0, blocks 0-0",
+        "stage0",
+        "stage 1, blocks 1-1",
+        "stage1",
+    ]
+
+
 @pytest.mark.parametrize(
     ("more", "style"),
     [

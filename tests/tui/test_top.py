@@ -237,10 +237,12 @@ async def test_a_lost_coordinator_is_told_and_another_found(cluster: Local, fold
         await until(pilot, lambda: "test: " in screen(top))
         for name in ("another", "third"):
             await first.stop()
-            await until(pilot, lambda: "trying again" in screen(top))
-            assert "tcp" in screen(top)
+            await until(pilot, lambda: "trying again" in screen(top) and "LOST, as of " in screen(top))
+            await until(pilot, lambda: "`zrt up` " in screen(top))  # the whole message
+            assert top._tables["cluster"].old
             text = cluster_file(folder, STAGES, cluster_listen=top.feed.endpoint, cluster_name=name)
             first = make_coordinator(parse(text, "test"), folder)
             await first.start()
             await until(pilot, lambda name=name: name in screen(top) and "trying again" not in screen(top))  # type: ignore[misc]
+            assert not top._tables["cluster"].old
         await first.stop()
