@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator, MutableSequence
 
 from zrt.runtime.actor import Actor
+from zrt.runtime.counted import counted
 from zrt.runtime.envelope import Bare
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Accepted, ClientEvent, Error, Finished, Piece, Progress, Resume
@@ -118,9 +119,7 @@ class Delivery:
     def move(self, client: Bare, request: Resume, now: float) -> None:
         """Go on over another connection, or under another id, from what was heard there. ZrtError bad_request: more than there is."""
         if request.index > len(self._ids) or request.chars > self._chars:
-            text = (
-                f"resume: {request.index} tokens and {request.chars} characters of {len(self._ids)} and {self._chars}"
-            )
+            text = f"resume: {counted(request.index, 'token')} and {counted(request.chars, 'character')} of {len(self._ids)} and {self._chars}"
             raise ZrtError("bad_request", text)
         if (self.client.peer, self.request) != (client.peer, request.id):
             self._give(Error(id=self.request, kind="cancelled", message="the session goes on over another connection"))
