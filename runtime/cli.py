@@ -167,7 +167,7 @@ _TOP = """Watch the cluster in the terminal: processes, sessions, drains, events
 _WORKER = """Hold layers of the model for a cluster: one with a stage that takes help (backend = "layers"), or whose file has a [[worker]] of this
 name. Nothing is needed on disk: what it holds is sent to it, and kept in the cache. It stays when the cluster goes, and serves the next one there."""
 _PLAN = """Show which stage of a cluster file gets which blocks, and what memory that takes of what there is. Nothing is started; of the
-model, no weights are needed. Exit status 1 when memory is short."""
+model, no weights are needed. Exit status 1 when memory is short, or a GPU is not there."""
 _CHECK = """Say what a model is, and list all that keeps it from being run: from its config, its tokenizer and the headers of its weights.
 Nothing is started, but for ranks with --tp. Exit status 1 when it cannot be run. `zrt up` checks the weights first, too."""
 
