@@ -9,7 +9,7 @@ import torch
 
 from zrt.actors.group_record import GroupRecord
 from zrt.runtime.actor import Actor
-from zrt.runtime.compute.rank import device_memory
+from zrt.runtime.compute.device_memory import device_memory
 from zrt.runtime.compute.threads import thread_environment
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address

@@ -12,8 +12,8 @@ from typing import get_args
 import torch
 
 from zrt.runtime.actor import Actor, Bare, Envelope
-from zrt.runtime.compute.device_memory import out_of_memory
-from zrt.runtime.compute.rank import Rank, device_memory
+from zrt.runtime.compute.device_memory import device_memory, out_of_memory
+from zrt.runtime.compute.rank import Rank
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane

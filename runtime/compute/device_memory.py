@@ -6,7 +6,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.machine import available_memory, total_memory
 
 
-def device_memory(device: str) -> tuple[int, int]:
+def device_memory(device: torch.device | str) -> tuple[int, int]:
     """Bytes that are free now, and bytes in all. ZrtError unsupported: there is no such device."""
     place = torch.device(device)
     if place.type == "cpu":

@@ -13,7 +13,6 @@ from zrt.runtime.compute.spec import spec_from_config
 from zrt.runtime.compute.turn import TurnResult, Work
 from zrt.runtime.compute.weights import Checkpoint, RandomCheckpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.machine import available_memory, total_memory
 from zrt.runtime.messages.ranks import (
     AssignStage,
     ClearKvCache,
@@ -170,11 +169,6 @@ class Rank:
         started = time.perf_counter_ns()
         result = engine.turn(works_of(request.steps, x, best=request.best))
         return step_response(result, (time.perf_counter_ns() - started) // 1000)
-
-
-def device_memory(device: torch.device) -> tuple[int, int]:
-    """Bytes of a device's memory that are free, and in all; on a CPU, the machine's."""
-    return torch.cuda.mem_get_info(device) if device.type == "cuda" else (available_memory(), total_memory())
 
 
 def works_of(steps: list[RankStep], x: torch.Tensor, *, best: bool = False) -> list[Work]:

@@ -180,7 +180,7 @@ def test_a_rank_costs_its_leader_nothing_and_no_rank_outlives_its_leader(
         assert json.loads(cluster.zrt(*GENERATE).stdout)["token_ids"] == before
         assert cluster.children()["stage0"] == leader
         (second,) = ranks_of(leader)
-        ready = rf"rank 1 +ready +\d+M .*:{second.pid} .*errors, the last: rank_failed: .*signal 9"
+        ready = rf"rank 1 +ready +\d+M .*:{second.pid} .*1 error, the last: rank_failed: .*signal 9"
         assert re.search(rf"rank 0 +ready .*:{leader.pid}\b", until_shown(cluster, ready))
         os.kill(leader.pid, number)
         second.wait(15)
