@@ -112,17 +112,23 @@ async def holds_no_more_than(held: tuple[Counter[str], int]) -> None:
 # ---- what may happen to a rank --------------------------------------------------------------------------------------
 
 
+def pid_of(rank: RankProcess) -> int:
+    """Of a process that runs: to signal number 0 would be to signal ourselves, and all that share a group with us."""
+    assert rank.child.pid, f"{rank.child.name} does not run"
+    return rank.child.pid
+
+
 def kill(rank: RankProcess) -> None:
-    os.kill(rank.child.pid, signal.SIGKILL)
+    os.kill(pid_of(rank), signal.SIGKILL)
 
 
 def stop(rank: RankProcess) -> None:
-    os.kill(rank.child.pid, signal.SIGSTOP)
+    os.kill(pid_of(rank), signal.SIGSTOP)
 
 
 def starve(rank: RankProcess) -> None:
     """It gets no more memory than it has: whatever needs more of it, in the middle of a forward, raises."""
-    pid = rank.child.pid
+    pid = pid_of(rank)
     with open(f"/proc/{pid}/status") as status:
         kib = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
     resource.prlimit(pid, resource.RLIMIT_DATA, (kib << 10, resource.RLIM_INFINITY))
@@ -145,4 +151,8 @@ FAULTS: dict[str, Callable[[RankProcess], None]] = {
 
 
 async def harm(cluster: Local, fault: str, rank: int, stage: int = 0) -> None:
-    await asyncio.to_thread(FAULTS[fault], member(cluster, rank, stage))
+    """At once, so that it still runs if it was seen to; but a stranger's words go over a socket."""
+    if fault == "unloaded":
+        await asyncio.to_thread(unload, member(cluster, rank, stage))
+    else:
+        FAULTS[fault](member(cluster, rank, stage))
