@@ -75,6 +75,7 @@ async def set_up(worker: LentWorker, model: LentModel, layers: Sequence[int], ch
     """Until the worker has loaded `layers`; `changed` is called as its `load` changes. ZrtError: the worker's, worker_failed."""
     load = worker.load
     load.state, load.layers = "asked", ranges(layers)
+    load.push_bytes = load.push_bytes_s = 0
     offer = await asyncio.to_thread(model.offer, layers)
     await worker.ask(model.prepare(len(layers)), LayersPrepared, CHUNK_S)
     names = [layer_name(layer) for layer in layers]
@@ -83,12 +84,12 @@ async def set_up(worker: LentWorker, model: LentModel, layers: Sequence[int], ch
     load.total_bytes = sum(file.size for file in offer.files) if offer is not None else 0
     if ack.needs_data and offer is not None:
         load.state = "pushing"
-        load.push_bytes_s = 0
         started, before = time.monotonic(), load.pushed_bytes
 
         def pushed(held: int, sent: int) -> None:
             load.held_bytes = held
             load.pushed_bytes = before + sent
+            load.push_bytes = sent
             load.push_bytes_s = int(sent / max(1e-6, time.monotonic() - started))
             changed()
 

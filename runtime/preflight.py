@@ -238,9 +238,13 @@ def _sums(found: Needs, gpus: tuple[GpuNeeds, ...]) -> list[str]:
     for stage in found.stages:
         if stage.lendable_bytes:
             left = in_words(stage.total_bytes - stage.lendable_bytes)
+            over = stage.total_bytes - stage.memory if stage.memory is not None else 0
+            without = (
+                f"it waits for workers with room for {in_words(over)}" if over > 0 else "without them are taken here"
+            )
             lines.append(
                 f"{stage.name}: of its {in_words(stage.total_bytes)} only {left} count in all; blocks and KV of "
-                f"{in_words(stage.lendable_bytes)} may go to layer workers that join, and without them are taken here"
+                f"{in_words(stage.lendable_bytes)} may go to layer workers that join, and {without}"
             )
     return lines
 

@@ -43,8 +43,9 @@ class Bars:
     ) -> None:
         self._progress.stop()
 
-    def update(self, done: int, total: int, what: str, pace: int = 0) -> None:
-        """`done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. `pace` is in bytes a second, 0: not said."""
+    def update(self, done: int, total: int, what: str, sent: int = 0, pace: int = 0) -> None:
+        """`done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. Of those done `sent` came over the network, at `pace` bytes a
+        second; 0: not said."""
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(escape(what), total=total or None, pace="")
             if not self._console.is_terminal:
@@ -54,7 +55,7 @@ class Bars:
         if total and done >= total and what not in self._ended:
             self._ended.add(what)
             if not self._console.is_terminal:
-                say(f"{what}: done" + (f", {total / 1e6:.1f} MB at {rate}" if rate else ""))
+                say(f"{what}: done" + (f", {sent / 1e6:.1f} MB sent at {rate}" if rate else ""))
 
     def loading(self, cluster: Cluster) -> None:
         """How stages load, and their layer workers; whom they wait for."""
@@ -66,7 +67,7 @@ class Bars:
                 for worker in actor.lend.workers:
                     if worker.total_bytes and worker.state != "asked":
                         what = f"{worker.name} (blocks {worker.layers} of {actor.name})"
-                        self.update(worker.held_bytes, worker.total_bytes, what, worker.push_bytes_s)
+                        self.update(worker.held_bytes, worker.total_bytes, what, worker.push_bytes, worker.push_bytes_s)
             if actor.total_bytes:
                 what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
                 self.update(actor.done_bytes, actor.total_bytes, what)

@@ -14,7 +14,7 @@ class WorkerLoad(Struct):
 
     `state` is `reserve` (it has none of the stage's layers), `asked` (for what it holds of them), `pushing`, `loading`, `ready` or `lost`;
     `layers` reads "1-3,5". Of the `total_bytes` of its layers' files it has `held_bytes`; `pushed_bytes` were sent to this incarnation in
-    all, `push_bytes_s` is the pace of the last push.
+    all, `push_bytes` for the layers that it has or gets now, at a pace of `push_bytes_s`.
     Of its device's `total_mb` MiB of memory `free_mb` were free when it was asked. Microseconds: `latency_us` a question and its answer,
     `layer_us` one token through one layer, as it measured, `hop_us` a turn's hop there and back with what it computes, `overhead_us`
     without that (medians of the last), of `hops` in all.
@@ -35,6 +35,7 @@ class WorkerLoad(Struct):
     hop_us: U64 = 0
     hops: U64 = 0
     overhead_us: U64 = 0
+    push_bytes: U64 = 0
 
 
 class LendLoad(Struct):

@@ -1,6 +1,7 @@
 """`zrt check`, `zrt plan` and what `zrt up` refuses before it starts anything, as commands."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -188,6 +189,13 @@ def test_what_layer_workers_may_hold_is_told_apart(make_model: MakeModel, conf: 
     assert (done.returncode, done.stderr) == (0, "")
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("stage0: of its ")]
     assert "blocks and KV of 64.5 MiB may go to layer workers that join, and without them are taken here" in said
+
+    total = re.match(r"stage0: of its ([\d.]+) MiB", said)
+    assert total is not None
+    limit = int(float(total[1]) - 32) << 20
+    done = zrt("plan", conf(make_model("llama"), [None], helped=True, memory=limit))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"and it waits for workers with room for 3[23]\.\d MiB$", done.stdout, re.MULTILINE), done.stdout
 
 
 SHORT = [

@@ -201,4 +201,5 @@ async def test_a_worker_outlives_its_master_and_serves_the_next_with_what_it_hol
         assert await cluster.greedy(PROMPT, TOKENS) == wanted
         assert cluster.workers["attic"]._assigned.held is held
         assert seen.actors[0].lend is not None
-        assert [worker.pushed_bytes for worker in seen.actors[0].lend.workers] == [0]
+        (worker,) = seen.actors[0].lend.workers
+        assert (worker.pushed_bytes, worker.push_bytes, worker.held_bytes) == (0, 0, worker.total_bytes)
