@@ -1,13 +1,16 @@
 """A whole cluster in this process: the real coordinator and block servers with real sockets and lanes, on the test's own loop."""
 
 import asyncio
+import faulthandler
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from zrt.actors import block_server
 from zrt.actors.block_server import BlockServer
 from zrt.actors.coordinator import Coordinator
 from zrt.actors.layer_worker import LayerWorker
@@ -19,10 +22,20 @@ from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import parse
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import Close
+from zrt.runtime.process import leave
 from zrt.runtime.prompts import Prompts
 from zrt.runtime.seats import seat_name, spare_names
 
 READY_S = 60.0
+
+
+def _leave_loudly(status: int) -> NoReturn:
+    """A block server that gives its process up gives the tests up here: where all its threads are, on the terminal, tells why."""
+    faulthandler.dump_traceback(sys.__stderr__)
+    leave(status)
+
+
+block_server.leave = _leave_loudly
 
 
 @dataclass

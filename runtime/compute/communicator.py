@@ -109,12 +109,7 @@ def join(
         from zrt.runtime.compute.nccl import Nccl
 
         return Nccl(packed, rank, world, device)
-    host, port = _place(packed)
-    try:
-        store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=JOIN_S))
-    except (RuntimeError, ValueError) as error:
-        raise ZrtError("nccl_init_failed", f"the group's store at {host}:{port} is not there: {error}") from None
-    return Gloo(dist.PrefixStore(comm_id[: 2 * _NONCE], store), rank, world, device, left)
+    return Gloo(_place(packed), comm_id[: 2 * _NONCE], rank, world, device, left)
 
 
 class Gloo(Communicator):
@@ -124,21 +119,26 @@ class Gloo(Communicator):
     for all of WAIT_S. So no rank depends on gloo's word: it looks up now and then, and leaves what its group, or its joining, has ended for.
     """
 
-    def __init__(self, store: Any, rank: int, world: int, device: torch.device, left: Callable[[], bool]) -> None:
-        """Blocks until all ranks have joined, or `left` is true. ZrtError nccl_init_failed."""
+    def __init__(
+        self, place: tuple[str, int], nonce: str, rank: int, world: int, device: torch.device, left: Callable[[], bool]
+    ) -> None:
+        """Blocks until all ranks have joined by the store at this host and port, or `left` is true. ZrtError nccl_init_failed."""
         super().__init__(rank, world, device)
-        store.set_timeout(timedelta(seconds=JOIN_S))
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=WAIT_S)
-        options._threads = 1
+
+        def joined() -> Any:
+            store = dist.TCPStore(*place, is_master=False, timeout=timedelta(seconds=JOIN_S))  # it tries for so long
+            options = dist.ProcessGroupGloo._Options()
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+            options._timeout = timedelta(seconds=WAIT_S)
+            options._threads = 1
+            return dist.ProcessGroupGloo(dist.PrefixStore(nonce, store), rank, world, options)
 
         def look() -> None:
             if left():
                 raise TimeoutError("it was given up")
 
         try:
-            self._group = beside(_THREAD, lambda: dist.ProcessGroupGloo(store, rank, world, options), look, LOOK_S)
+            self._group = beside(_THREAD, joined, look, LOOK_S)
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise ZrtError("nccl_init_failed", f"rank {rank} of {world} could not join its group: {error}") from None
         self._aborted = False
