@@ -1,6 +1,7 @@
 """Members and their coordinator: joining, beating, being lost, coming back."""
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
@@ -125,6 +126,10 @@ async def test_a_member_may_come_before_its_coordinator(start: Start, endpoint: 
     await until(lambda: coordinator.progress == [LoadProgress(1, 1, 1)])
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if "nobody" in record.getMessage()]
+
+
 @pytest.mark.parametrize("stranger", [False, True], ids=["nobody", "a stranger that says nothing"])
 async def test_that_nobody_answers_is_said_ever_more_rarely(
     stranger: bool, start: Start, endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -135,11 +140,13 @@ async def test_that_nobody_answers_is_said_ever_more_rarely(
     with ExitStack() as there:
         if stranger:
             there.enter_context(socket.create_server((host, int(port))))
+        began = time.time()
         await start(worker)
-        await asyncio.sleep(0.5)
-    said = [record.getMessage() for record in caplog.records if "nobody" in record.getMessage()]
-    assert set(said) == {f"front: nobody answers at {endpoint} yet; trying on"}
-    assert 2 <= len(said) <= 5  # after 0.02, 0.06, 0.14, 0.3 and 0.62 s
+        await until(lambda: len(said(caplog)) >= 4)
+    assert {record.getMessage() for record in said(caplog)} == {f"front: nobody answers at {endpoint} yet; trying on"}
+    times = [began, *(record.created for record in said(caplog)[:4])]
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    assert all(pause >= 0.99 * least for pause, least in zip(pauses, (0.02, 0.04, 0.08, 0.16), strict=True)), pauses
     await start(Coordinator(endpoint))
     await asyncio.wait_for(worker.registered.wait(), PATIENCE_S)
 
