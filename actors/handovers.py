@@ -158,10 +158,8 @@ class Handovers:
             self._refused.add(before.incarnation)
             self._answer(before, HandOver(takes=False))
             raise
-        return [
-            inlet.rows(handed, first, (step.n, *shape), dtype)
-            for step, first in zip(header.steps, handed.rows, strict=True)
-        ]
+        steps = [(first, step.n) for step, first in zip(header.steps, handed.rows, strict=True)]
+        return inlet.rows(handed, steps, shape, dtype)
 
     def _answer(self, before: Address, message: HandOver) -> None:
         with suppress(ZrtError):  # one that does not hear it goes on as it does
@@ -171,7 +169,7 @@ class Handovers:
         """Nobody wants the rows of this message."""
         if header.handed is not None and (inlet := self._inlets.get((header.incarnation, header.handed.inode))):
             with suppress(ZrtError):
-                inlet.rows(header.handed, 0, (0,), torch.uint8)
+                inlet.rows(header.handed, [], (), torch.uint8)
 
     def _open(self, header: Header) -> Inlet:
         assert header.handed is not None

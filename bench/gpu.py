@@ -105,7 +105,7 @@ async def measure(endpoint: str, asked: argparse.Namespace, card: dict[str, Any]
                 "floor_ms": round(floor_ms, 3),
                 "floor_share": round(floor_ms / step_ms, 3),
             }
-    for length in (512, 2048):
+    for length in (512, 2048) if asked.prefills else ():
         median = statistics.median(figures.pop(f"ttft_ms_{length}"))
         block_flops = 2 * (step_bytes(asked.blocks, 0, 0) // 2 - 151936 * 4096)
         share = block_flops * length / (median / 1e3) / (card["bf16_tflops"] * 1e12)

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from zrt.runtime.compute.handover import Outlet
 from zrt.runtime.messages.header import HandedOver
@@ -37,6 +38,17 @@ class HostDevice:
             if time.monotonic() > deadline:
                 raise TimeoutError
             time.sleep(0.001)
+
+    def leave(self, rows: Tensor, place: Tensor, void: Tensor | None, said: Tensor) -> None:
+        place.copy_(rows)
+        said.fill_(void is not None and bool(void.any()))
+
+    def take(self, place: Tensor, to: Tensor, broken: Tensor, said: Tensor, void: Tensor) -> None:
+        to.copy_(place)
+        void.copy_(broken | said)
+
+    def sample(self, count: int) -> Tensor:
+        return torch.arange(count, dtype=torch.int16)
 
 
 class LateDevice(HostDevice):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
-from zrt.runtime.compute.handover import HandedRows, Joined
+from zrt.runtime.compute.handover import HandedRows, joined
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.layout import PAGE_TOKENS
 from zrt.runtime.compute.linear import Linear
@@ -282,9 +282,7 @@ class Engine:
             begun = None
             if passing is not None and self.shard.is_last:
                 begun = partial(self._begun, passing, [index for index in range(len(works)) if index not in faults])
-            output = self._decoder.forward(
-                steps, _joined([work.rows for work in ran]), self._picking(works, ran, begun)
-            )
+            output = self._decoder.forward(steps, joined([work.rows for work in ran]), self._picking(works, ran, begun))
         if output is not None and not self.shard.leads:
             if output.is_cuda and self._decoder.best is None:
                 torch.cuda.current_stream(output.device).synchronize()
@@ -364,13 +362,6 @@ class Engine:
         if len(rows) == len(asking):
             return pick(logits, samplers, positions, self._decoder.best, drawn=self._draws)
         return pick(logits[rows], samplers, positions)
-
-
-def _joined(parts: list[Tensor | HandedRows]) -> Tensor | HandedRows | Joined:
-    if len(parts) == 1:
-        return parts[0]
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    return torch.cat(tensors) if len(tensors) == len(parts) else Joined(parts)
 
 
 def _never_came() -> ZrtError:

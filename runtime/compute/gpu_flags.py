@@ -1,4 +1,5 @@
-"""Words of host memory that a CUDA stream writes, and waits for, without the host: the driver's stream memory operations.
+"""Memory of the host whose words a CUDA stream writes, and waits for, without the host (the driver's stream memory operations), and whose rows
+kernels write and read.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEMOP.html
 A stream that waits for an event of another process waits for ever if that process dies; one that waits for a word goes on as soon as
@@ -11,12 +12,17 @@ from functools import cache
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from zrt.runtime.errors import ZrtError
 
 _PORTABLE_AND_MAPPED: Final = 1 | 2
 _WHEN_REACHED: Final = 0
 """Wait until (word - value) as a signed number is not negative."""
+_TILE: Final = 4096
+"""Numbers of 16 bits that a program copies."""
+_MOST: Final = 1 << 20
+"""More bytes than these go by a copy engine: it does more of them at once than programs that read the host's memory."""
 
 
 @cache
@@ -56,6 +62,43 @@ def write(address: int, value: int) -> None:
 def wait(address: int, value: int) -> None:
     """The current stream goes no further until the word is `value` or one that follows it."""
     _check(_driver().cuStreamWaitValue32_v2(_stream(), address, value, _WHEN_REACHED), "to wait for a flag")
+
+
+def leave(rows: Tensor, place: Tensor, void: Tensor | None, said: Tensor) -> None:
+    """Copy contiguous rows to registered memory; `said` int32 [1] there is 1 if any of `void` is not 0, else 0."""
+    from zrt.runtime.compute import triton_handover  # triton is where CUDA is
+
+    count, voids = _copied(rows, place), 0 if void is None else void.numel()
+    triton_handover.leave[_programs(count)](
+        rows.view(torch.int16), place.view(torch.int16), count, said if void is None else void, voids, said, _TILE
+    )
+
+
+def take(place: Tensor, to: Tensor, broken: Tensor, said: Tensor, void: Tensor) -> None:
+    """Copy rows of registered memory to contiguous `to`; `void` int32 [1] is 1 if `broken` or `said`, int32 [1] there, is not 0, else 0."""
+    from zrt.runtime.compute import triton_handover
+
+    count = _copied(place, to)
+    triton_handover.take[_programs(count)](
+        place.view(torch.int16), to.view(torch.int16), count, broken, said, void, _TILE
+    )
+
+
+def sample(count: int) -> Tensor:
+    """int16 [count] on the device, 0, 1, 2 and so on."""
+    return torch.arange(count, dtype=torch.int16, device="cuda")
+
+
+def _copied(rows: Tensor, to: Tensor) -> int:
+    """How many numbers of 16 bits are a kernel's to copy: none where a copy engine does it."""
+    if rows.nbytes <= _MOST:
+        return rows.nbytes // 2
+    to.copy_(rows, non_blocking=True)
+    return 0
+
+
+def _programs(count: int) -> tuple[int]:
+    return (max(1, -(-count // _TILE)),)
 
 
 def _stream() -> int:

@@ -98,11 +98,11 @@ class Inputs:
         self._device.copy_(self._host, non_blocking=True)
         self._sent.record()
         handed, self._handed = self._handed, []
-        self.void = torch.empty(len(handed), 2, dtype=torch.int32, device=self._device.device) if handed else None
+        self.void = torch.empty(len(handed), dtype=torch.int32, device=self._device.device) if handed else None
         for index, (start, rows) in enumerate(handed):
             to = self.hidden[start : start + len(rows)]
             assert self.void is not None
-            rows.copy_to(to, self.void[index])
+            rows.copy_to(to, self.void[index : index + 1])
             if to.dtype == torch.int64:
                 to.clamp_(0, self._vocab - 1)  # void ones are no ids
 

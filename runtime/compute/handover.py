@@ -11,7 +11,7 @@ any host can know: so nobody keeps what came of them, however many stages furthe
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -68,11 +68,8 @@ class Outlet:
             return None
         self._last = place
         turn = (self._turns[place] + 1) % _TURNS
-        memory.rows(place, 0, tuple(rows.shape), rows.dtype).copy_(rows, non_blocking=True)
-        if void is None:
-            memory.write(memory.void(place), 0)
-        else:
-            memory.flag(memory.void(place)).copy_(void.amax().reshape(1), non_blocking=True)
+        left = memory.rows(place, 0, tuple(rows.shape), rows.dtype)
+        self._device.leave(rows, left, void, memory.flag(memory.void(place)))
         memory.write(memory.written(place), turn)
         self._turns[place] = turn
         return HandedOver(os.getpid(), self._fd, self._inode, self._places, self._place_bytes, place, turn)
@@ -113,18 +110,25 @@ class Inlet:
         except BaseException:
             os.close(self.pid_fd)
             raise
+        self._device = device
         self._waited = [0] * self.places
 
     @property
     def broken(self) -> bool:
         return self._memory.broken
 
-    def rows(self, handed: HandedOver, first: int, shape: tuple[int, ...], dtype: torch.dtype) -> "HandedRows":
-        """ZrtError bad_request: they do not lie there."""
-        size = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64)) * (first + shape[0])
-        if handed.place >= self.places or size > self.place_bytes:
-            raise ZrtError("bad_request", f"handed: no {shape[0]} rows from row {first} on in place {handed.place}")
-        return HandedRows(_Turn(self, handed.place, handed.turn), first, shape, dtype)
+    def rows(
+        self, handed: HandedOver, steps: Sequence[tuple[int, int]], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> "list[HandedRows]":
+        """Of each step (its first row, how many) its rows, of this shape each. Their place is given back when all are dropped.
+
+        ZrtError bad_request: they do not lie there.
+        """
+        end = max((first + count for first, count in steps), default=0)
+        if handed.place >= self.places or end * dtype.itemsize * int(np.prod(shape, dtype=np.int64)) > self.place_bytes:
+            raise ZrtError("bad_request", f"handed: no {end} rows in place {handed.place}")
+        turn = _Turn(self, handed.place, handed.turn)
+        return [HandedRows(turn, first, (count, *shape), dtype) for first, count in steps]
 
     @property
     def waits(self) -> bool:
@@ -152,14 +156,13 @@ class Inlet:
         return self.broken or bool(self._memory.words[self._memory.void(place)])
 
     def copy(self, place: int, turn: int, first: int, to: Tensor, void: Tensor) -> None:
-        """Have the device copy rows to `to` once they are written, and say in `void`, int32 [2] there, whether they are void: if not all is 0."""
+        """Have the device copy rows to `to` once they are written, and say in `void`, int32 [1] there, whether they are void: if it is not 0."""
         self._waited[place] = turn
         if self.broken:  # nobody else would write the flag
             raise ZrtError("stage_lost", "the process that hands rows over is gone")
         self._memory.wait(self._memory.written(place), turn)
-        to.copy_(self._memory.rows(place, first, tuple(to.shape), to.dtype), non_blocking=True)
-        void[:1].copy_(self._memory.broken_flag, non_blocking=True)
-        void[1:].copy_(self._memory.flag(self._memory.void(place)), non_blocking=True)
+        left = self._memory.rows(place, first, tuple(to.shape), to.dtype)
+        self._device.take(left, to, self._memory.broken_flag, self._memory.flag(self._memory.void(place)), void)
 
     def took(self, place: int, turn: int) -> None:
         self._memory.words[self._memory.taken(place)] = turn
@@ -209,6 +212,12 @@ class HandedRows:
         start, stop, _ = part.indices(len(self))
         return HandedRows(self._turn, self._first + start, (max(0, stop - start), *self.shape[1:]), self.dtype)
 
+    def with_next(self, rows: "Tensor | HandedRows") -> "HandedRows | None":
+        """These and those as one, if those lie right behind these."""
+        if not isinstance(rows, HandedRows) or (rows._turn, rows._first) != (self._turn, self._first + len(self)):
+            return None
+        return HandedRows(self._turn, self._first, (len(self) + len(rows), *self.shape[1:]), self.dtype)
+
     @property
     def broken(self) -> bool:
         """Whether they will never be there."""
@@ -238,6 +247,22 @@ class Joined:
 
 Rows: TypeAlias = Tensor | HandedRows | Joined
 """The input of a forward."""
+
+
+def joined(parts: Sequence[Tensor | HandedRows]) -> Rows:
+    """As one input, in as few parts as can be: each costs the device copies of its own."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if len(tensors) == len(parts):
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    fewer = [parts[0]]
+    for part in parts[1:]:
+        last = fewer[-1]
+        both = last.with_next(part) if isinstance(last, HandedRows) else None
+        if both is None:
+            fewer.append(part)
+        else:
+            fewer[-1] = both
+    return fewer[0] if len(fewer) == 1 else Joined(fewer)
 
 
 def parts_of(rows: Rows) -> Iterator[tuple[int, "Tensor | HandedRows"]]:

@@ -22,6 +22,7 @@ _MAGIC: Final = 0x7A727431
 _MAGIC_WORD: Final = 0
 _BROKEN_WORD: Final = 1
 _PROBE_WORD: Final = 2
+_PROBE_VOID_WORD: Final = 3
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _WORD: Final = 4
@@ -43,6 +44,15 @@ class Device(Protocol):
     def write(self, address: int, value: int) -> None: ...
 
     def wait(self, address: int, value: int) -> None: ...
+
+    def leave(self, rows: Tensor, place: Tensor, void: Tensor | None, said: Tensor) -> None:
+        """Copy rows to `place`, memory of ours, and to `said`, int32 [1] there, whether any of `void` is not 0."""
+
+    def take(self, place: Tensor, to: Tensor, broken: Tensor, said: Tensor, void: Tensor) -> None:
+        """Copy rows from `place`, and to `void`, int32 [1], whether `broken` or `said` is not 0."""
+
+    def sample(self, count: int) -> Tensor:
+        """int16 [count] on it, 0, 1, 2 and so on."""
 
 
 class SharedPlaces:
@@ -84,12 +94,21 @@ class SharedPlaces:
         return self.flag(_BROKEN_WORD)
 
     def probe(self) -> None:
-        """Have the device write a flag and wait for it. ZrtError unsupported: it cannot."""
-        self.write(_PROBE_WORD, 1)
-        self.wait(_PROBE_WORD, 1)
-        self._device.finish()
-        if self.words[_PROBE_WORD] != 1:
-            raise ZrtError("unsupported", "this device does not write flags into shared memory")
+        """Have the device leave numbers, write a flag, wait for it and take the numbers, at both alignments that kernels know, so that they are
+        compiled. ZrtError unsupported: it cannot."""
+        device = self._device
+        for turn, skipped in enumerate((0, 4), 1):
+            sample = device.sample(PAGE // 4)
+            got, void = torch.zeros_like(sample), torch.ones_like(sample, dtype=torch.int32)[:1]
+            place = self.rows(0, 0, (PAGE // 2,), torch.int16)[skipped:][: len(sample)]
+            said = self.flag(_PROBE_VOID_WORD)
+            device.leave(sample, place, None, said)
+            self.write(_PROBE_WORD, turn)
+            self.wait(_PROBE_WORD, turn)
+            device.take(place, got, self.broken_flag, said, void)
+            device.finish()
+            if self.words[_PROBE_WORD] != turn or not torch.equal(got, sample) or void.item():
+                raise ZrtError("unsupported", "this device does not write into shared memory, or reads something else")
 
     def rows(self, place: int, first: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The rows from `first` on in this place, for the device to copy."""

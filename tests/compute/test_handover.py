@@ -12,7 +12,7 @@ from handing import WAIT_S, WIDTH, HostDevice, Writer
 from msgspec.structs import replace
 from torch import Tensor
 
-from zrt.runtime.compute.handover import MOST_PLACES, PLACES, HandedRows, Inlet, Joined, Outlet, parts_of
+from zrt.runtime.compute.handover import MOST_PLACES, PLACES, HandedRows, Inlet, Joined, Outlet, joined, parts_of
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.header import HandedOver
 
@@ -39,12 +39,12 @@ def _put(writer: Writer, *rows: int, void: list[int] | None = None) -> HandedOve
 
 
 def _rows(inlet: Inlet, handed: HandedOver, count: int, first: int = 0) -> HandedRows:
-    return inlet.rows(handed, first, (count, WIDTH), torch.float32)
+    return inlet.rows(handed, [(first, count)], (WIDTH,), torch.float32)[0]
 
 
 def _read(rows: HandedRows, void: Tensor | None = None) -> list[float]:
     to = torch.empty(rows.shape)
-    rows.copy_to(to, torch.empty(2, dtype=torch.int32) if void is None else void)
+    rows.copy_to(to, torch.empty(1, dtype=torch.int32) if void is None else void)
     assert torch.equal(to, to[:, :1].expand_as(to))
     return to[:, 0].tolist()
 
@@ -92,6 +92,24 @@ def test_a_place_is_free_again_when_nobody_holds_rows_of_it(theirs: Writer) -> N
     handed = _put(theirs, 9)
     theirs.do(go_on=True)
     assert _read(_rows(inlet, handed, 1)) == [9]
+
+
+def test_the_steps_of_a_message_hold_its_place_together(theirs: Writer) -> None:
+    handed = _put(theirs, 1, 2, 3)
+    inlet = Inlet(handed, HostDevice())
+    one, two, three = inlet.rows(handed, [(0, 1), (1, 1), (2, 1)], (WIDTH,), torch.float32)
+    others = [_put(theirs, number) for number in range(PLACES - 1)]
+    del one, two
+    gc.collect()
+    assert theirs.put([9]) is None
+    theirs.do(go_on=True)
+    assert _read(three) == [3]
+    del three
+    gc.collect()
+    others.append(_put(theirs, 9))
+    theirs.do(go_on=True)
+    for handed in others:
+        _drop(handed)
 
 
 def test_rows_that_nobody_is_told_of_take_no_place() -> None:
@@ -152,13 +170,13 @@ def test_what_comes_of_void_rows_is_void_however_many_processes_further_on(write
     written = _put(writer, 1)
     writer.do(go_on=True)
     first = Inlet(written, HostDevice())
-    void = torch.zeros(3, 2, dtype=torch.int32)
-    _read(_rows(first, written, 1), void[0])
+    void = torch.zeros(3, dtype=torch.int32)
+    _read(_rows(first, written, 1), void[:1])
     assert not void.any()
     promised = _put(writer, 2)
     writer.kill()
     rows = _rows(first, promised, 1)
-    reader = threading.Thread(target=lambda: _read(rows, void[0]))
+    reader = threading.Thread(target=lambda: _read(rows, void[:1]))
     reader.start()
     while not first.waits:
         assert reader.is_alive()
@@ -166,13 +184,13 @@ def test_what_comes_of_void_rows_is_void_however_many_processes_further_on(write
     reader.join(WAIT_S)
     assert rows.void
     for stage in (1, 2):
-        handed = _put(theirs, 3, void=void.flatten().tolist())
+        handed = _put(theirs, 3, void=void.tolist())
         good = _put(theirs, 4, void=[0, 0])
         theirs.do(go_on=True)
         inlet = Inlet(handed, HostDevice())
         rows = _rows(inlet, handed, 1)
         void.zero_()
-        assert _read(rows, void[stage]) == [3]
+        assert _read(rows, void[stage : stage + 1]) == [3]
         assert (rows.void, rows.broken) == (True, False)
         assert void.any()
         beside = _rows(inlet, good, 1)
@@ -251,6 +269,23 @@ def test_a_batch_may_have_both_kinds_of_rows(theirs: Writer) -> None:
     parts = list(parts_of(joined))
     assert [start for start, _ in parts] == [0, 3, 5]
     assert [isinstance(part, Tensor) for _, part in parts] == [True, False, True]
+
+
+def test_rows_that_lie_side_by_side_are_read_as_one(theirs: Writer) -> None:
+    handed, other = _put(theirs, 1, 2, 3, 4), _put(theirs, 5)
+    theirs.do(go_on=True)
+    inlet = Inlet(handed, HostDevice())
+    one, two, three, four = inlet.rows(handed, [(first, 1) for first in range(4)], (WIDTH,), torch.float32)
+    whole = joined([one, two, three, four])
+    assert isinstance(whole, HandedRows)
+    assert _read(whole) == [1, 2, 3, 4]
+    ones, more = torch.ones(1, WIDTH), _rows(inlet, other, 1)
+    mixed = joined([two, one, two, ones, three, more, four])
+    parts = [part for _, part in parts_of(mixed)]
+    assert [start for start, _ in parts_of(mixed)] == [0, 1, 3, 4, 5, 6]
+    assert [_read(part) for part in parts if isinstance(part, HandedRows)] == [[2], [1, 2], [3], [5], [4]]
+    assert torch.equal(joined([ones, 2 * ones]), torch.tensor([[1.0], [2.0]]).expand(2, WIDTH))
+    assert joined([ones]) is ones
 
 
 def _drop(handed: HandedOver) -> None:
