@@ -169,14 +169,15 @@ class BlockServer(Member):
         self.state = message.state
         return Done()
 
-    def _begin(self, assignment: Assignment) -> None:
+    def _begin(self, assignment: Assignment, lost: ZrtError | None = None) -> None:
+        """Load these blocks; anew, where the ranks or workers that held them are `lost`."""
         blocks = f"{assignment.first}-{assignment.last}"
         log.info("%s: loads blocks %s of %s", self.name, blocks, assignment.model)
         self.turns.take_backend(None, assignment.chunk)
         self._handovers.serve(None, None)
         if self.state != "loading":  # a rank or a worker that is lost undrains nothing
             self._loads_to = "drained" if self.state == "drained" else "ready"
-        self._set_state("loading")
+        self._set_state("loading", self._as_fault(lost) if lost is not None else None)
         self.spawn(self._load(assignment), "load")
 
     async def _load(self, assignment: Assignment) -> None:
@@ -208,7 +209,7 @@ class BlockServer(Member):
                 log.exception("%s: loading failed", self.name)
             fault = error if isinstance(error, ZrtError) else ZrtError("internal", f"loading failed: {error!r}")
             if self.assignment is assignment:
-                self._set_state("failed", Fault(fault.kind, fault.message, fault.where or self.name))
+                self._set_state("failed", self._as_fault(fault))
             return
         if self.assignment is assignment:
             self.turns.take_backend(backend, assignment.chunk)
@@ -306,7 +307,7 @@ class BlockServer(Member):
         if self._record is not None:
             self._record.rebuilds += 1
         self.routed.lost(error, self.turns.running)
-        self._begin(assignment)
+        self._begin(assignment, error)
         self.routed.forget_all()
 
     def _on_stuck(self) -> None:
@@ -322,8 +323,11 @@ class BlockServer(Member):
         return self._lending.stats() if given is not None and (given.lend or given.helped) else None
 
     def _set_state(self, state: ActorState, fault: Fault | None = None) -> None:
-        self.state, self._fault = state, fault
+        self.state, self._fault = state, fault if state == "failed" else None
         self._report(StateChanged(state, self.assignment.serial if self.assignment else 0, fault))
+
+    def _as_fault(self, error: ZrtError) -> Fault:
+        return Fault(error.kind, error.message, error.where or self.name)
 
     def _report(self, message: StateChanged | LoadProgress) -> None:
         """Tell the coordinator; while it is lost nothing is, since the next registration says how things are."""

@@ -106,12 +106,12 @@ class Moves:
         """Those that waited for a suspect may be tried; not at once, since who says so is about to change one."""
         asyncio.get_running_loop().call_soon(self.routes_changed)
 
-    def peer_lost(self, address: Address, *, died: bool = False) -> None:
-        """Sessions that ran through this process take another route. Where it `died`, it may have been for one of them."""
+    def peer_lost(self, address: Address, why: str, *, died: bool = False) -> None:
+        """Sessions that ran through this process take another route; clients are told `why`. Where it `died`, it may have been for one of them."""
         moved = [one for one in self.through(address) if one.session.state is not State.PREEMPTED]
         if moved:
             self._happened.add("reroute", address.name, f"{counted(len(moved), 'session')} to take another route")
-        gone = ZrtError("stage_lost", f"{address.name} is gone", address.name)
+        gone = ZrtError("stage_lost", why, address.name)
         for generation in moved:
             generation.fault = gone.message
             if not died or generation.session.state not in RUNNING or self.routing.blame(generation, gone):

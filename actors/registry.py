@@ -101,7 +101,9 @@ class Registry:
         if message.holds is not None and message.state in TAKEN_OVER:
             self._roster.take_over(entry, message.holds, self._template)
         if again is not None:
-            self._generations.moves.peer_lost(address)  # what it told us while its connection was broken is lost
+            self._generations.moves.peer_lost(
+                address, f"{address.name} was out of reach"
+            )  # what it told us meanwhile is lost
         if message.kind == "layer_worker":
             self._actor.watch(address)
             self._helping.came(address.name, message.serves)
@@ -168,7 +170,8 @@ class Registry:
             fault.kind if fault else "",
         )
         if message.state == "loading":  # what it held of sessions is gone
-            self._generations.moves.peer_lost(entry.address)
+            why = fault.message if fault else f"{entry.address.name} loads its blocks anew"
+            self._generations.moves.peer_lost(entry.address, why)
         self._place()
 
     def _on_load_progress(self, envelope: Envelope) -> None:
@@ -207,7 +210,7 @@ class Registry:
             return
         self._happened.add("death", name, f"process {entry.pid} on {entry.host} is gone")
         self._actor.forget(entry.address)
-        self._generations.moves.peer_lost(entry.address, died=True)
+        self._generations.moves.peer_lost(entry.address, f"{name} is gone", died=True)
         self._place()
         if entry.kind == "layer_worker":
             self._workers_changed(entry.address)

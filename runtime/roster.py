@@ -147,7 +147,7 @@ class Roster:
         entry = self.known(address)
         if message.serial == entry.serial and entry.seat is not None:
             entry.state = message.state
-            entry.fault = message.fault
+            entry.fault = message.fault if message.state == "failed" else None
         else:
             self.stale += 1
         return entry

@@ -137,7 +137,7 @@ class Beat(Control):
 
 
 class StateChanged(Control):
-    """A block server's state moved; `fault` says why when it is `failed`."""
+    """A block server's state moved; `fault` says why when it is `failed`, or loads anew since its ranks or layer workers are lost."""
 
     state: ActorState
     serial: U64

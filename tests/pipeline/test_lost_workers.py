@@ -21,6 +21,7 @@ from tiny_models import reference
 
 from zrt.actors import lending
 from zrt.runtime.actor import Envelope
+from zrt.runtime.messages.client import Piece, Progress
 from zrt.runtime.messages.layers import ModelDataChunk, ModelDataTaken
 from zrt.runtime.wire import Body
 
@@ -80,6 +81,19 @@ def count_pushes(cluster: Local, monkeypatch: pytest.MonkeyPatch) -> dict[str, i
     return taken
 
 
+async def greedy(cluster: Local, told: list[str]) -> list[int]:
+    """The tokens; and why they are waited for, as the client is told."""
+    ids: list[int] = []
+    stream = cluster.client.generate(token_ids=PROMPT, max_tokens=TOKENS, temperature=0.0)
+    while not stream.over:
+        event = await stream.next_event()
+        if isinstance(event, Piece):
+            ids += event.token_ids
+        elif isinstance(event, Progress):
+            told.append(event.message)
+    return ids
+
+
 def stored(cache: Path) -> list[Path]:
     """Each layer's file, once: several plans may have brought it."""
     return list({path.name: path for path in cache.rglob("*.safetensors")}.values())
@@ -99,7 +113,8 @@ async def test_a_worker_is_lost_and_no_token(
     async with local_cluster(model, [None], waits=False, **settings) as cluster:
         taken = count_pushes(cluster, monkeypatch)
         with failing(cluster, phase, number) as process:
-            asked = asyncio.create_task(cluster.greedy(PROMPT, TOKENS))
+            told: list[str] = []
+            asked = asyncio.create_task(greedy(cluster, told))
             await until(lambda: has_failed(process))
             lost = time.monotonic()
             await cluster.until(lambda seen: all(actor.name != "attic" for actor in seen.actors))
@@ -107,6 +122,8 @@ async def test_a_worker_is_lost_and_no_token(
             await cluster.join_worker("attic" if way == "it comes back" else "loft")
             assert await asked == wanted
             answered = time.monotonic() - lost
+        if phase in ("prefill", "decode"):
+            assert any("attic" in message for message in told), told
         seen = await cluster.until(lambda seen: seen.ready)
         lend = seen.actors[0].lend
         assert lend is not None
