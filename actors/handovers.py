@@ -153,7 +153,7 @@ class Handovers:
             said = f"{request.payload_type} of {header.dtype} {request.shape}"
             raise ZrtError("bad_request", f"handed: this stage takes {payload} of {wire}, {width} wide, not {said}")
         try:
-            inlet = self._inlets.get((header.incarnation, handed.inode)) or self._open(header)
+            inlet = self._inlet(header, handed)
         except ZrtError:
             self._refused.add(before.incarnation)
             self._answer(before, HandOver(takes=False))
@@ -167,19 +167,22 @@ class Handovers:
 
     def dismiss(self, header: Header) -> None:
         """Nobody wants the rows of this message."""
-        if header.handed is not None and (inlet := self._inlets.get((header.incarnation, header.handed.inode))):
+        handed = header.handed
+        if handed is not None and (self.near or (header.incarnation, handed.inode) in self._inlets):
             with suppress(ZrtError):
-                inlet.rows(header.handed, [], (), torch.uint8)
+                self._inlet(header, handed).rows(handed, [], (), torch.uint8)
 
-    def _open(self, header: Header) -> Inlet:
-        assert header.handed is not None
+    def _inlet(self, header: Header, handed: HandedOver) -> Inlet:
+        """The memory that a message's rows lie in, mapped at the first of them."""
+        if inlet := self._inlets.get((header.incarnation, handed.inode)):
+            return inlet
         if len(self._inlets) >= MOST_INLETS:
             raise ZrtError("overloaded", f"{MOST_INLETS} processes hand rows over to this one already")
-        inlet = Inlet(header.handed, gpu_flags)
+        inlet = Inlet(handed, gpu_flags)
         for (incarnation, _), older in list(self._inlets.items()):
             if incarnation == header.incarnation:  # it has begun another memory, and writes to this no more
                 self._in_lane(older.close, partial(self._forget, older))
-        self._inlets[header.incarnation, header.handed.inode] = inlet
+        self._inlets[header.incarnation, handed.inode] = inlet
         asyncio.get_running_loop().add_reader(inlet.pid_fd, self._writer_gone, inlet)
         return inlet
 

@@ -1,0 +1,37 @@
+"""What a block server does with rows that others leave in memory for it."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from clusters import make_server
+from handing import Writer
+
+from zrt.actors.block_server import BlockServer
+from zrt.actors.handovers import Handovers
+from zrt.runtime.compute.handover import PLACES
+from zrt.runtime.lane import Lane
+from zrt.runtime.messages.header import HandedOver, Header
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[BlockServer]:
+    made = make_server("stage1", "tcp://127.0.0.1:1")
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_rows_of_a_message_that_nobody_wants_take_no_place(server: BlockServer) -> None:
+    """Be it the first that comes of that process."""
+    lane, writer = Lane("handovers"), Writer()
+    try:
+        handovers = Handovers(server, lane)
+        handovers.near = "this machine"
+        for number in range(3 * PLACES):
+            handed = writer.put([number])
+            assert isinstance(handed, HandedOver)
+            handovers.dismiss(Header(1, "stage0", 5, handed=handed))
+        handovers.stop()
+    finally:
+        lane.close()
+        writer.end()
