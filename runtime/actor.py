@@ -1,33 +1,29 @@
-"""An actor: a mailbox others send to, links to others, handlers by message type, questions with deadlines, and tasks it owns."""
+"""An actor: a mailbox others send to, links to others, handlers by message type (dispatcher.py), questions with deadlines, and tasks it owns."""
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
 from zrt.runtime.complaints import Complaints
-from zrt.runtime.envelope import Bare, Envelope, Reply
+from zrt.runtime.dispatcher import Dispatcher
+from zrt.runtime.envelope import Answer, Bare, Envelope, Handler, Reply
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.link import Link
 from zrt.runtime.links import Links
 from zrt.runtime.mailbox import Mailbox
-from zrt.runtime.messages.control import Address, Control, Done, Failed, Fault
+from zrt.runtime.messages.control import Address
 from zrt.runtime.messages.header import PROTOCOL, HandedOver, Header, Step
-from zrt.runtime.messages.inference import InferenceRequest
-from zrt.runtime.messages.layers import LayerMessage
-from zrt.runtime.messages.ranks import RankMessage
-from zrt.runtime.outbox import Frames
 from zrt.runtime.periodic import Lateness, Periodic
 from zrt.runtime.questions import Questions
-from zrt.runtime.refusal import WireError
 from zrt.runtime.sockets import Sockets
 from zrt.runtime.tasks import Tasks
-from zrt.runtime.wire import MAX_FRAME, Body, decode, encode
+from zrt.runtime.wire import MAX_FRAME, Body, encode
 
-__all__ = ["Actor", "Answer", "Bare", "Counters", "Envelope", "Handler", "Reply"]
+__all__ = ["Actor", "Answer", "Bare", "Envelope", "Handler", "Reply"]
 
 log = logging.getLogger(__name__)
 
@@ -35,20 +31,6 @@ STOP_S: Final = 5.0
 """How long the tasks an actor owns may take to end."""
 
 _T = TypeVar("_T")
-
-
-class Counters(Struct):
-    """Messages that came to nothing, since the start."""
-
-    undecodable: int = 0
-    refused: int = 0  # of a type nobody handles
-    stale: int = 0  # meant for, or from, another incarnation
-    dropped: int = 0  # replies nobody waits for, and replies to peers that are gone or do not read
-    failed: int = 0  # tells and bare messages whose handler raised
-
-
-Answer: TypeAlias = Control | InferenceRequest | RankMessage | LayerMessage | Reply | None
-Handler: TypeAlias = Callable[[Envelope], Answer | Awaitable[Answer]]
 
 
 class Actor:
@@ -71,14 +53,11 @@ class Actor:
         self.name = name
         self.incarnation = 0
         self.endpoint = ""
-        self.counters = Counters()
         self.ended = asyncio.Event()
         self.failed = False
         self._listen = listen
         self._advertise = advertise
         self._limit = limit
-        self._handlers: dict[type, Handler] = {}
-        self._bare: Callable[[Bare], None] | None = None
         self._mourners: list[Callable[[Address], None]] = []
         self._sockets: Sockets | None = None
         self._questions = Questions()
@@ -87,6 +66,8 @@ class Actor:
         self._periodics: list[Periodic] = []
         self._lateness = Lateness()
         self._complaints = Complaints(name)
+        self._dispatcher = Dispatcher(name, self._questions, self._complaints)
+        self.counters = self._dispatcher.counters
 
     @property
     def address(self) -> Address:
@@ -114,8 +95,9 @@ class Actor:
             raise
         self._sockets = sockets
         self._tasks = Tasks(self.name)
-        self._links = Links(sockets, self._routing_id, self._on_reply, self._on_lost)
-        self._mailbox = Mailbox(router, self._on_frames, routed=True, limit=self._limit)
+        self._links = Links(sockets, self._routing_id, self._dispatcher.on_reply, self._on_lost)
+        self._mailbox = Mailbox(router, self._dispatcher.on_frames, routed=True, limit=self._limit)
+        self._dispatcher.open(self.incarnation, self._mailbox, self._tasks)
 
     async def there(self) -> None:
         """Wait until others can find this actor: once it has started, unless a subclass knows better."""
@@ -125,6 +107,7 @@ class Actor:
         sockets, self._sockets = self._sockets, None
         if sockets is None:
             return
+        self._dispatcher.close()
         for periodic in self._periodics:
             periodic.cancel()
         self._periodics.clear()
@@ -166,11 +149,11 @@ class Actor:
         A question gets what `fn` returns as its reply (`Done` for None), or `Failed` when it raises: ZrtError as it is, anything else as
         `internal`, with the traceback logged. A tell whose handler raises is counted and logged.
         """
-        self._handlers[body_type] = fn
+        self._dispatcher.handlers[body_type] = fn
 
     def handle_bare(self, fn: Callable[[Bare], None]) -> None:
         """`fn` gets every single-frame message."""
-        self._bare = fn
+        self._dispatcher.bare = fn
 
     def on_peer_death(self, fn: Callable[[Address], None]) -> None:
         """`fn` is told of each incarnation we had a link to whose connection broke or could not be made, once."""
@@ -233,10 +216,7 @@ class Actor:
             self._questions.fail(link.lost(), link)
 
     def _tell(self, link: Link, to: Address, body: Body, **fields: Any) -> None:
-        link.send(encode(self._header(to.incarnation, **fields), body))
-
-    def _header(self, to: int, **fields: Any) -> Header:
-        return Header(PROTOCOL, self.name, self.incarnation, to, **fields)
+        link.send(encode(Header(PROTOCOL, self.name, self.incarnation, to.incarnation, **fields), body))
 
     async def _ask(
         self, link: Link, to: Address, body: Body, timeout: float, model: str = "", steps: Sequence[Step] = ()
@@ -263,128 +243,3 @@ class Actor:
                 mourner(address)
             except Exception:
                 log.exception("%s: the death of %s could not be handled", self.name, address.name)
-
-    # ---- reading ----------------------------------------------------------------------------------------------------
-
-    def _on_frames(self, frames: Frames) -> None:
-        """A multipart at our mailbox: the peer's routing id, then a bare message or a header and what follows it."""
-        if self._sockets is None:
-            return
-        peer = bytes(frames[0])
-        if len(frames) == 2 or (len(frames) == 3 and not len(frames[1])):
-            if self._bare is None:
-                self.counters.refused += 1
-                self._complaints.add("bare", "a bare message arrived, and this actor takes none")
-            else:
-                self._call_bare(self._bare, Bare(peer, frames[-1], len(frames) == 3))
-            return
-        try:
-            header, body = decode(frames[1:])
-        except WireError as error:
-            self._undecodable(error, peer)
-            return
-        if header.to not in (0, self.incarnation):
-            self.counters.stale += 1
-        elif header.reply:
-            self.counters.dropped += 1
-        else:
-            self._dispatch(Envelope(header, body, peer))
-
-    def _call_bare(self, fn: Callable[[Bare], None], bare: Bare) -> None:
-        try:
-            fn(bare)
-        except Exception as error:
-            self.counters.failed += 1
-            self._complaints.add(f"bare {type(error).__name__}", "handling a bare message failed", error)
-
-    def _on_reply(self, link: Link, frames: Frames) -> None:
-        """A multipart that came back over one of our links."""
-        if self._sockets is None:
-            return
-        try:
-            header, body = decode(frames)
-        except WireError as error:
-            self._undecodable(error, b"")
-            if error.header is not None:  # whoever waits for it need not wait until the deadline
-                fault = Fault(error.kind, f"the reply does not decode: {error.message}", self.name)
-                self._questions.settle(link, Envelope(error.header, Failed(fault), b""))
-            return
-        if header.to not in (0, self.incarnation):
-            self.counters.stale += 1
-            return
-        outcome = self._questions.settle(link, Envelope(header, body, b""))
-        if outcome == "stale":
-            self.counters.stale += 1
-        elif outcome == "unknown":
-            self.counters.dropped += 1
-            if isinstance(body, Failed):
-                self._complaints.add("fault", f"{header.sender} says {body.fault}")
-
-    def _undecodable(self, error: WireError, peer: bytes) -> None:
-        """Counted, and told to the sender where there is one; but an error is never answered with an error."""
-        header = error.header
-        if header is not None and header.to not in (0, self.incarnation):
-            self.counters.stale += 1
-            return
-        self.counters.undecodable += 1
-        self._complaints.add("undecodable", f"a message from {peer!r} does not decode: {error}")
-        if peer and not (header is not None and header.reply):
-            self._reply(peer, header, Failed(Fault(error.kind, error.message, self.name)))
-
-    def _dispatch(self, envelope: Envelope) -> None:
-        handler = self._handlers.get(type(envelope.body))
-        if handler is None:
-            self.counters.refused += 1
-            what = type(envelope.body).__name__
-            self._complaints.add(what, f"nobody handles {what} here")
-            self._answer(envelope, Failed(Fault("unknown_op", f"{what} is not for this actor", self.name)))
-            return
-        try:
-            answer = handler(envelope)
-            if answer is None or isinstance(answer, Struct | Reply):
-                self._answer(envelope, answer or Done())
-            else:
-                self._tasks.spawn(
-                    self._handle_later(envelope, answer), f"handle {type(envelope.body).__name__}", awaits=answer
-                )
-        except Exception as error:
-            self._raised(envelope, error)
-
-    async def _handle_later(self, envelope: Envelope, answer: Awaitable[Answer]) -> None:
-        try:
-            body = await answer
-        except Exception as error:
-            self._raised(envelope, error)
-        else:
-            self._answer(envelope, body or Done())
-
-    def _raised(self, envelope: Envelope, error: Exception) -> None:
-        what = type(envelope.body).__name__
-        if not isinstance(error, ZrtError):
-            self._complaints.add(f"{what} {type(error).__name__}", f"handling {what} failed", error)
-            error = ZrtError("internal", f"handling {what} failed: {type(error).__name__}: {error}", self.name)
-        elif not envelope.header.request:
-            self._complaints.add(
-                f"{what} {error.kind}", f"{what} from {envelope.header.sender} came to nothing: {error}"
-            )
-        if not envelope.header.request:
-            self.counters.failed += 1
-        self._answer(envelope, Failed(Fault(error.kind, error.message, error.where or self.name)))
-
-    def _answer(
-        self, envelope: Envelope, answer: Control | InferenceRequest | RankMessage | LayerMessage | Reply
-    ) -> None:
-        body, steps = answer if isinstance(answer, Reply) else (cast(Body, answer), [])
-        if envelope.header.request and not self._reply(envelope.peer, envelope.header, body, steps):
-            self.counters.dropped += 1
-
-    def _reply(self, peer: bytes, header: Header | None, body: Body, steps: Sequence[Step] = ()) -> bool:
-        to, request = (header.incarnation, header.request) if header else (0, 0)
-        head = self._header(to, request=request, reply=True, steps=list(steps))
-        try:
-            return self._mailbox.send(encode(head, body), peer)
-        except ZrtError as error:
-            self._complaints.add("reply", f"a reply to {peer!r} was not sent: {error}")
-            if error.kind != "too_large" or (isinstance(body, Failed) and body.fault.kind == "too_large"):
-                return False
-            return self._reply(peer, header, Failed(Fault(error.kind, error.message, self.name)))

@@ -1,8 +1,13 @@
 """What an actor's handlers get, and give."""
 
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeAlias
 
+from zrt.runtime.messages.control import Control
 from zrt.runtime.messages.header import Header, Step
+from zrt.runtime.messages.inference import InferenceRequest
+from zrt.runtime.messages.layers import LayerMessage
+from zrt.runtime.messages.ranks import RankMessage
 from zrt.runtime.wire import Body
 
 
@@ -27,3 +32,7 @@ class Reply(NamedTuple):
 
     body: Body
     steps: list[Step]
+
+
+Answer: TypeAlias = Control | InferenceRequest | RankMessage | LayerMessage | Reply | None
+Handler: TypeAlias = Callable[[Envelope], Answer | Awaitable[Answer]]

@@ -193,7 +193,7 @@ class Member(Actor):
 
     def _on_answer(self, link: Link, frames: Frames) -> None:
         self.heard = time.monotonic()
-        self._on_reply(link, frames)
+        self._dispatcher.on_reply(link, frames)
 
     # ---- joining ----------------------------------------------------------------------------------------------------
 

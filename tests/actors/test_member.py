@@ -257,7 +257,7 @@ async def test_orders_are_obeyed_in_the_order_they_came_whenever_the_registratio
 
     def comes(upto: int) -> None:
         header = Header(PROTOCOL, "coordinator", coordinator.incarnation, worker.incarnation)
-        worker._dispatch(Envelope(header, Credit(1, 1, upto), b""))
+        worker._dispatcher.dispatch(Envelope(header, Credit(1, 1, upto), b""))
 
     comes(1)
     comes(2)
