@@ -9,23 +9,16 @@ to its TP ranks: the requests of messages/ranks.py; to its layer workers: those 
 With `tp` in its assignment it leads that many ranks (rank_group.py), and all of them run each turn.
 With `lend`, or `helped`, it is the master of layer workers (lending.py), which run some of its blocks.
 
-The loop keeps the sessions (routed_sessions.py, bare_sessions.py) and the queue of steps (turn_loop.py); tensors, KV and weights belong
-to the lane (compute/engine.py).
+The loop keeps the sessions (routed_sessions.py, bare_sessions.py), the queue of steps (turn_loop.py) and what serves (assigned_blocks.py);
+tensors, KV and weights belong to the lane (compute/engine.py).
 """
 
-import asyncio
 import logging
-import os
-import time
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
-from zrt.actors.backend import Backend, LocalBackend
+from zrt.actors.assigned_blocks import AssignedBlocks
 from zrt.actors.bare_sessions import BareSessions, BareStep
-from zrt.actors.group_record import GroupRecord
 from zrt.actors.handovers import Handovers
-from zrt.actors.lending import Lending
-from zrt.actors.rank_group import RankGroup
 from zrt.actors.routed_sessions import RoutedSessions
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
@@ -48,20 +41,11 @@ from zrt.runtime.messages.control import (
     Workers,
 )
 from zrt.runtime.messages.inference import WARMING_UP
-from zrt.runtime.messages.lending import LendLoad
 from zrt.runtime.messages.load import Load
-from zrt.runtime.models import resolve
-from zrt.runtime.process import leave
 from zrt.runtime.turns import Waiting
 
 log = logging.getLogger(__name__)
 
-Progress: TypeAlias = Callable[[int, int], None]
-
-STUCK_STATUS = 75  # the exit of a leader whose lane does not come back from a broken group
-REBUILDS = 5  # how often a group of ranks is begun before its stage is failed
-REBUILD_PAUSE_S = 0.5
-PROGRESS_S = 0.1  # load progress is reported at most this often
 COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace)
 
 
@@ -85,23 +69,26 @@ class BlockServer(Member):
         self.device = device
         self.memory_bytes = memory_bytes
         self.threads = threads
-        self.assignment: Assignment | None = None
         self._fault: Fault | None = None
-        self._loaded = self._captured = 0, 0
-        self._group: RankGroup | None = None
         self._loads_to: ActorState = "ready"
-        self._record: GroupRecord | None = None
         self.turns = TurnLoop(
             f"{name}-{device}", threads, work=self._work, passing=self._passing, deliver=self._deliver
         )
         self._handovers = Handovers(self, self.turns.lane)
-        self._lending = Lending(self, self.turns.lane, device, self._on_group_lost, self._report_progress)
+        self.blocks = AssignedBlocks(
+            self,
+            self.turns.lane,
+            device=device,
+            threads=threads[0],
+            lost=self._on_blocks_lost,
+            told=self._report_progress,
+        )
         self.bare = BareSessions(self, self.turns, self._ready, drains=lambda: self.state in ("draining", "drained"))
         self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room, self._handovers)
         self.obey(Assign, self._on_assign)
         self.obey(SetState, self._on_set_state)
         self.obey(Workers, self._on_workers)
-        self.on_peer_death(self._lending.peer_died)
+        self.on_peer_death(self.blocks.lending.peer_died)
         self.handle_bare(self.bare.on_request)
         self.on_registered(self._on_registered)
 
@@ -115,8 +102,7 @@ class BlockServer(Member):
     async def stop(self) -> None:
         self.state = "stopped"
         self._handovers.stop()
-        await self._leave_group()
-        self._lending.forget()
+        await self.blocks.end()
         await super().stop()
         self.turns.lane.close()
 
@@ -126,15 +112,15 @@ class BlockServer(Member):
         message = super().registration()
         message.device = self.device
         message.shares_cores = self.device == "cpu" and self.threads[0] > self.threads[1]
-        message.holds = self.assignment
+        message.holds = self.blocks.assignment
         return message
 
     def load(self) -> Load:
         load = self.turns.load()
         load.sessions = len(self.routed) + len(self.bare)
         load.stale = self.counters.stale
-        load.group = self._record.load() if self._record is not None else None
-        load.lend = self._lent()
+        load.group = self.blocks.record.load() if self.blocks.record is not None else None
+        load.lend = self.blocks.lent()
         return load
 
     def _on_registered(self, again: bool) -> None:
@@ -142,7 +128,7 @@ class BlockServer(Member):
             self.routed.forget_all()
             if self.state == "draining":  # what it was to wait for is gone, and so is who asked
                 self.state = "drained"
-        if self.assignment is not None:  # things may have changed since the registration was written
+        if self.blocks.assignment is not None:  # things may have changed since the registration was written
             self._set_state(self.state, self._fault)
 
     # ---- assignment ---------------------------------------------------------------------------------------------
@@ -150,9 +136,8 @@ class BlockServer(Member):
     def _on_assign(self, envelope: Envelope) -> Control:
         assert isinstance(envelope.body, Assign)
         assignment = envelope.body.assignment
-        if self.assignment is None or assignment.serial != self.assignment.serial:
-            self.assignment = assignment
-            self._record = GroupRecord(assignment.tp, os.getpid()) if assignment.tp > 1 else None
+        if self.blocks.assignment is None or assignment.serial != self.blocks.assignment.serial:
+            self.blocks.assign(assignment)
             self.state = "blank"
             self._begin(assignment)
         return Done()
@@ -181,150 +166,59 @@ class BlockServer(Member):
         self.spawn(self._load(assignment), "load")
 
     async def _load(self, assignment: Assignment) -> None:
-        loop = asyncio.get_running_loop()
-        reported = 0.0
-        self._loaded = self._captured = 0, 0
-
-        def progress(done: int, total: int) -> None:
-            nonlocal reported
-            now = time.monotonic()
-            self._loaded = done, total
-            if done == total or now - reported >= PROGRESS_S:
-                reported = now
-                loop.call_soon_threadsafe(self._report_progress)
-
-        def cancelled() -> bool:
-            return self.assignment is not assignment or self.ended.is_set()
-
         try:
-            await self._leave_group()
-            lends = bool(assignment.lend) or assignment.helped
-            if not lends:
-                self._lending.forget()
-            load = self._load_lent if lends else self._load_here if assignment.tp == 1 else self._load_group
-            backend = await load(assignment, progress, cancelled)
+            backend = await self.blocks.load(assignment)
         except Exception as error:  # whatever it is, it is this assignment's end, and the coordinator's to know
             known = isinstance(error, ZrtError)
             if not known:
                 log.exception("%s: loading failed", self.name)
             fault = error if isinstance(error, ZrtError) else ZrtError("internal", f"loading failed: {error!r}")
-            if self.assignment is assignment:
+            if self.blocks.assignment is assignment:
                 self._set_state("failed", self._as_fault(fault))
             return
-        if self.assignment is assignment:
+        if self.blocks.assignment is assignment:
             self.turns.take_backend(backend, assignment.chunk)
             self._handovers.serve(backend.engine, assignment)
             self._report_progress()
             log.info("%s: is ready", self.name)
             self._set_state(self._loads_to)
 
-    async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
-        def load() -> Engine:
-            folder = resolve(assignment.model, weights=assignment.weights == "files")
-            return Engine.load(
-                folder,
-                assignment,
-                device=self.device,
-                progress=progress,
-                captured=self._on_captured,
-                cancelled=cancelled,
-            )
-
-        return LocalBackend(self.turns.lane, await self.turns.lane.run(load))
-
-    def _on_captured(self, done: int, total: int) -> None:
-        """From the lane."""
-        self._captured = done, total
-        self._loop.call_soon_threadsafe(self._report_progress)
-
-    # ---- tensor parallel ----------------------------------------------------------------------------------------
-
-    async def _load_group(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
-        """As leader of `tp` ranks. One that breaks meanwhile is built again, a few times."""
-        folder = await self.turns.lane.run(resolve, assignment.model, weights=assignment.weights == "files")
-        record = self._record
-        if record is None:
-            raise ZrtError("internal", "no ranks are assigned", self.name)
-        for attempt in range(REBUILDS):
-            if attempt:
-                await asyncio.sleep(REBUILD_PAUSE_S * attempt)
-            group = self._group = RankGroup(
-                self,
-                self.turns.lane,
-                record,
-                device=self.device,
-                threads=max(1, self.threads[0] // assignment.tp),
-                lost=self._on_group_lost,
-                stuck=self._on_stuck,
-            )
-            try:
-                await group.form()
-                await group.load(folder, assignment, progress, self._on_captured, cancelled)
-                return group
-            except ZrtError as error:
-                if group.broken is None or cancelled() or attempt == REBUILDS - 1:
-                    raise
-                log.warning("%s: the group of ranks is built again: %s", self.name, str(error))
-                await self._leave_group()
-                record.rebuilds += 1
-        raise AssertionError("the last attempt returns or raises")
-
-    async def _leave_group(self) -> None:
-        await self._lending.end()
-        group, self._group = self._group, None
-        if group is not None:
-            await group.end()
-
-    # ---- layer workers ------------------------------------------------------------------------------------------
-
-    async def _load_lent(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
-        folder = await self.turns.lane.run(resolve, assignment.model, weights=assignment.weights == "files")
-        return await self._lending.load(folder, assignment, progress, cancelled)
-
     def _on_workers(self, envelope: Envelope) -> Control:
         assert isinstance(envelope.body, Workers)
-        self._lending.workers_are(envelope.body)
-        given, fault = self.assignment, self._fault
+        self.blocks.lending.workers_are(envelope.body)
+        given, fault = self.blocks.assignment, self._fault
         if given is None:
             return Done()
-        revives = fault is not None and self._lending.may_mend(given, fault)
+        revives = fault is not None and self.blocks.lending.may_mend(given, fault)
         idle = self.state == "ready" and not len(self.routed) + len(self.bare)
-        if revives or (given.helped and idle and self._lending.may_help):
+        if revives or (given.helped and idle and self.blocks.lending.may_help):
             self._begin(given)
         return Done()
 
-    def _on_group_lost(self, error: ZrtError) -> None:
+    def _on_blocks_lost(self, error: ZrtError) -> None:
         """All KV of this stage is gone with the ranks or workers that serve: sessions are opened and replayed once there are new ones."""
-        assignment = self.assignment
-        backend = self.turns.backend
+        blocks, backend = self.blocks, self.turns.backend
+        assignment = blocks.assignment
         if (
             assignment is None
             or backend is None
-            or backend not in (self._group, self._lending.lent)
+            or backend not in (blocks.group, blocks.lending.lent)
             or self.ended.is_set()
         ):
             return  # it was being built: whoever builds it knows
-        if self._record is not None:
-            self._record.rebuilds += 1
+        if blocks.record is not None:
+            blocks.record.rebuilds += 1
         self.routed.lost(error, self.turns.running)
         self._begin(assignment, error)
         self.routed.forget_all()
 
-    def _on_stuck(self) -> None:
-        """The lane waits in an operation that nothing ends: only a new process helps. Our ranks end with us."""
-        leave(STUCK_STATUS)
-
     def _report_progress(self) -> None:
-        if self.assignment is not None:
-            self._report(LoadProgress(self.assignment.serial, *self._loaded, self._lent(), *self._captured))
-
-    def _lent(self) -> LendLoad | None:
-        given = self.assignment
-        return self._lending.stats() if given is not None and (given.lend or given.helped) else None
+        if (progress := self.blocks.progress()) is not None:
+            self._report(progress)
 
     def _set_state(self, state: ActorState, fault: Fault | None = None) -> None:
         self.state, self._fault = state, fault if state == "failed" else None
-        self._report(StateChanged(state, self.assignment.serial if self.assignment else 0, fault))
+        self._report(StateChanged(state, self.blocks.assignment.serial if self.blocks.assignment else 0, fault))
 
     def _as_fault(self, error: ZrtError) -> Fault:
         return Fault(error.kind, error.message, error.where or self.name)
@@ -361,5 +255,5 @@ class BlockServer(Member):
                 await self.bare.deliver(turn, step, outcome)
 
     def _collect_idle(self) -> None:
-        if self.assignment is not None:
-            self.spawn(self.bare.collect(self.assignment.idle_s), "collect")
+        if self.blocks.assignment is not None:
+            self.spawn(self.bare.collect(self.blocks.assignment.idle_s), "collect")

@@ -54,13 +54,13 @@ async def alone(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:
 
 
 def group_of(cluster: Local, stage: int = 0) -> RankGroup:
-    group = cluster.servers[stage]._group
+    group = cluster.servers[stage].blocks.group
     assert group is not None
     return group
 
 
 def record_of(cluster: Local, stage: int = 0) -> GroupRecord:
-    record = cluster.servers[stage]._record
+    record = cluster.servers[stage].blocks.record
     assert record is not None
     return record
 
@@ -71,7 +71,7 @@ def member(cluster: Local, rank: int, stage: int = 0) -> RankProcess:
 
 def ranks_of(server: BlockServer) -> list[psutil.Process]:
     """The processes of a server's ranks, as far as they run."""
-    group, found = server._group, []
+    group, found = server.blocks.group, []
     for one in group.processes.members if group is not None else ():
         with suppress(psutil.NoSuchProcess):
             found += [psutil.Process(one.child.pid)] if one.child.pid else []
@@ -81,7 +81,7 @@ def ranks_of(server: BlockServer) -> list[psutil.Process]:
 async def rebuilt(cluster: Local, first: RankGroup, stage: int = 0) -> RankGroup:
     """Wait until another group is at work in the place of this one, and the coordinator knows."""
     server = cluster.servers[stage]
-    await until(lambda: server._group not in (None, first) and server.state == "ready")
+    await until(lambda: server.blocks.group not in (None, first) and server.state == "ready")
     await cluster.heard(server)
     return group_of(cluster, stage)
 

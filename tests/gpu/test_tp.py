@@ -216,12 +216,12 @@ async def test_a_rank_that_is_lost_in_a_graph_costs_time_and_no_token(
             turns = server.turns.tally.turns
             session = asyncio.ensure_future(cluster.greedy(prompt, 200))
             await until(lambda turns=turns: server.turns.tally.turns >= turns + 30)  # type: ignore[misc]
-            assert server._group is not None
-            os.kill(server._group.processes.members[0].child.pid, fault)
+            assert server.blocks.group is not None
+            os.kill(server.blocks.group.processes.members[0].child.pid, fault)
             started = time.monotonic()
             assert await asyncio.wait_for(session, 90) == wanted
             print(
                 f"{signal.Signals(fault).name} {count}: the answer was whole {time.monotonic() - started:.1f} s later"
             )
-            assert server._record is not None
-            assert server._record.rebuilds == count
+            assert server.blocks.record is not None
+            assert server.blocks.record.rebuilds == count

@@ -78,7 +78,7 @@ async def test_a_session_is_continued_by_the_tokens_its_client_has(cluster: Loca
     _, wanted, _ = await cluster.generate(token_ids=PROMPT, max_tokens=300, **request)
     got, stream = await begin(cluster, max_tokens=3000, **request)
     engines = [server.turns.engine for server in cluster.servers]
-    serials = [server.assignment for server in cluster.servers]
+    serials = [server.blocks.assignment for server in cluster.servers]
     await die(cluster.coordinator)
     new = await successor(cluster)
     try:
@@ -92,7 +92,7 @@ async def test_a_session_is_continued_by_the_tokens_its_client_has(cluster: Loca
         cluster.coordinator = new
         await cluster.settled()
         assert [server.turns.engine for server in cluster.servers] == engines
-        assert [server.assignment for server in cluster.servers] == serials
+        assert [server.blocks.assignment for server in cluster.servers] == serials
         assert loads == []
         assert [len(server.routed) for server in cluster.servers] == [0, 0]
         assert await cluster.used_pages() == 0
@@ -136,7 +136,7 @@ async def test_what_does_not_fit_the_new_plan_is_loaded_anew(cluster: Local) -> 
         async with Client(new.endpoint) as client:
             await until_ready(client)
         assert all(server.turns.engine not in engines for server in cluster.servers)
-        assert [server.assignment and server.assignment.last for server in cluster.servers] == [0, 3]
+        assert [server.blocks.assignment and server.blocks.assignment.last for server in cluster.servers] == [0, 3]
     finally:
         await new.stop()
 

@@ -183,7 +183,7 @@ async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
         wanted = await cluster.greedy([5, 17, 99], 8)
         await cluster.client.drain("stage1")
         server = cluster.server("stage1")
-        assert server.assignment is not None
+        assert server.blocks.assignment is not None
         report, ready, held, free = server._report, server._ready, list[StateChanged | LoadProgress](), Event()
 
         def arrive() -> Engine:
@@ -194,7 +194,7 @@ async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
         lane = asyncio.create_task(server.turns.lane.run(free.wait, 20))
         if hears == "loading":
             monkeypatch.setattr(server, "_report", held.append)
-        server._begin(server.assignment)
+        server._begin(server.blocks.assignment)
         if hears == "drained":
             await cluster.heard(server)
             monkeypatch.setattr(server, "_report", held.append)

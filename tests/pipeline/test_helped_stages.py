@@ -81,7 +81,7 @@ async def test_blocks_that_fit_in_more_than_one_way_are_shared_out_by_measured_s
     async with local_cluster(model, [None], helped=True, memory=memory, workers=workers) as cluster:
         assert await cluster.greedy(PROMPT, TOKENS) == wanted
         measured = {worker.name: worker.layer_us for worker in (await lent(cluster)).workers}
-        own_us = cluster.servers[0]._lending._own_us
+        own_us = cluster.servers[0].blocks.lending._own_us
         assert min(own_us, *measured.values()) > 0
         holders = [Holder("", 3, own_us), *(Holder(name, there[name], us) for name, us in measured.items())]
         plan = plan_layers(0, 7, [], holders)

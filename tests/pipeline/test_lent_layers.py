@@ -38,7 +38,7 @@ def model(make_model: Callable[..., Path]) -> Path:
 
 
 def lent_by(cluster: Local) -> LentLayers:
-    lent = cluster.servers[0]._lending.lent
+    lent = cluster.servers[0].blocks.lending.lent
     assert lent is not None
     return lent
 

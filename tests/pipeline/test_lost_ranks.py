@@ -87,7 +87,7 @@ async def test_a_rank_that_is_lost_costs_time_and_no_token(
         held, turns = holdings(), server.turns.tally.turns
         if moment in FORMING:  # of the group after the first
             await harm(cluster, "killed", 1)
-            await until(lambda: server._group not in (None, first) and FORMING[moment](cluster, rank))
+            await until(lambda: server.blocks.group not in (None, first) and FORMING[moment](cluster, rank))
             first = group_of(cluster)
         elif moment == "decode":
             others.append(asyncio.ensure_future(cluster.greedy(PROMPT[:30], TOKENS)))

@@ -162,7 +162,7 @@ async def test_a_replica_of_split_blocks_takes_over_from_one_that_is_drained(mak
     folder = make_model("llama")
     wanted = await undisturbed(folder, 4, 60)
     async with ranked(folder, (2,), replicas=2) as cluster:
-        groups = [server._group for server in cluster.servers]
+        groups = [server.blocks.group for server in cluster.servers]
         async with load(cluster.client, 4, 60) as made:
             await made.have(5)
             for name in ("stage0.0", "stage0.1"):
@@ -171,7 +171,7 @@ async def test_a_replica_of_split_blocks_takes_over_from_one_that_is_drained(mak
                 assert len(cluster.server(name).routed) == 0
                 await cluster.client.undrain(name)
             assert await made.over() == wanted
-        assert [server._group for server in cluster.servers] == groups
+        assert [server.blocks.group for server in cluster.servers] == groups
         await no_pages_are_used(cluster)
 
 
@@ -184,7 +184,9 @@ async def test_a_drained_stage_that_loses_a_rank_stays_drained_until_it_is_undra
             group = group_of(cluster)
             await cluster.client.drain(server.name)
             ranks_of(server)[0].kill()
-            await until(lambda group=group, state=state: server._group not in (None, group) and server.state == state)  # type: ignore[misc]
+            await until(
+                lambda group=group, state=state: server.blocks.group not in (None, group) and server.state == state  # type: ignore[misc]
+            )
             await cluster.heard(server)
             assert (await cluster.client.status()).actors[0].state == state
             await cluster.client.undrain(server.name)

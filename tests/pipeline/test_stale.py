@@ -49,7 +49,7 @@ class Now:
         self.session = generation.session.id
         self.epoch = generation.session.epoch
         self.length = len(generation.session.tokens)
-        self.serial = cluster.servers[0].assignment.serial  # type: ignore[union-attr]
+        self.serial = cluster.servers[0].blocks.assignment.serial  # type: ignore[union-attr]
         self.route = generation.session.route
 
 
@@ -158,7 +158,7 @@ async def test_a_coordinator_orders_that_was_replaced(make: Make, cluster: Local
 
 
 async def test_blocks_are_assigned_by_the_joined_coordinator_alone(cluster: Local, gone: Actor) -> None:
-    assignment = cluster.servers[0].assignment
+    assignment = cluster.servers[0].blocks.assignment
     assert assignment is not None
     with pytest.raises(ZrtError) as raised:
         await gone.ask(cluster.servers[0].address, Assign(assignment), timeout=WAIT_S)
