@@ -96,11 +96,11 @@ class Coordinator(Actor):
         self._port_s = port_s
         self.template = self._template(folder)
         admission = Admission(
-            capacity=self.roster.capacity()[0],
+            capacity=self.roster.pipeline.capacity()[0],
             page_tokens=PAGE_TOKENS,
             sessions=conf.limits.sessions,
             queue=conf.limits.queue,
-            slots=self.roster.num_slots,
+            slots=self.roster.pipeline.num_slots,
         )
         self.generations = Generations(
             self,
@@ -127,7 +127,7 @@ class Coordinator(Actor):
         self.drains = Drains(self, self.roster, self.generations, changed=self.registry.changed)
         self.metrics: MetricsServer | None = None
         if conf.metrics.listen:
-            self.metrics = MetricsServer(conf.metrics.listen, self._exposition, self.roster.unready)
+            self.metrics = MetricsServer(conf.metrics.listen, self._exposition, self.roster.pipeline.unready)
         self.handle(Sampled, self._on_sampled)
         self.handle(Filled, self._on_filled)
         self.handle(StepFailed, self._on_step_failed)
@@ -311,10 +311,10 @@ class Coordinator(Actor):
             id=request,
             name=self.conf.cluster.name,
             model=self.conf.model.ref,
-            ready=self.roster.ready,
+            ready=self.roster.pipeline.ready,
             context=self.prompts.context,
             num_blocks=self.spec.num_blocks,
-            fault=self.roster.fault(),
+            fault=self.roster.pipeline.fault(),
             actors=sorted([*self.roster.infos(time.monotonic()), self._info()], key=pipeline_order),
             sessions=list(self.generations.infos()),
             stale=self.generations.dropped_stale + self.roster.stale + self.counters.stale,

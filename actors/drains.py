@@ -1,7 +1,7 @@
 """Taking a block server out of service with nothing lost, and back; and the whole cluster, before it goes.
 
 A drain looks at the sessions that still run there whenever one left or may leave: as soon as another replica of the stage is ready they move to
-it (a re-route to what the roster offers, as after a death), else they may finish until the time is up, and are parked then.
+it (a re-route to what the pipeline offers, as after a death), else they may finish until the time is up, and are parked then.
 """
 
 import asyncio

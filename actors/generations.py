@@ -70,7 +70,7 @@ class Generations:
         self._lease_s = lease_s
         self._idle_s = idle_s
         self._live: dict[int, Generation] = {}
-        self.moves = Moves(actor, roster, admission, self._live, happened, fail=self._fail, admit=self._admit)
+        self.moves = Moves(actor, roster.pipeline, admission, self._live, happened, fail=self._fail, admit=self._admit)
         self._routing = self.moves.routing
         self._over = Leases(lease_s)
         self._tending: Periodic | None = None

@@ -12,7 +12,7 @@ from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.journal import Journal
 from zrt.runtime.messages.control import Address
-from zrt.runtime.roster import Crowd, Roster
+from zrt.runtime.pipeline import Crowd, Pipeline
 from zrt.runtime.sessions import State
 
 RUNNING = frozenset({State.PREFILL, State.DECODING, State.REPLAYING})
@@ -27,7 +27,7 @@ class Moves:
     def __init__(
         self,
         actor: Actor,
-        roster: Roster,
+        pipeline: Pipeline,
         admission: Admission,
         live: Mapping[int, Generation],
         happened: Journal,
@@ -36,9 +36,9 @@ class Moves:
         admit: Callable[[], None],
     ) -> None:
         self.news = asyncio.Event()
-        self.routing = Routing(actor, roster, crowd=self.crowd, fail=fail, moved=self.news.set, cleared=self._cleared)
+        self.routing = Routing(actor, pipeline, crowd=self.crowd, fail=fail, moved=self.news.set, cleared=self._cleared)
         self._actor = actor
-        self._roster = roster
+        self._pipeline = pipeline
         self._admission = admission
         self._live = live
         self._happened = happened
@@ -48,16 +48,16 @@ class Moves:
 
     def routes_changed(self) -> None:
         """A stage became ready, grew, or is lost for good: sessions that wait or are parked go on, or end."""
-        capacity, room = self._roster.capacity()
-        self._admission.resize(capacity=capacity, room=room, slots=self._roster.num_slots)
-        lost = self._roster.stage_lost()
+        capacity, room = self._pipeline.capacity()
+        self._admission.resize(capacity=capacity, room=room, slots=self._pipeline.num_slots)
+        lost = self._pipeline.stage_lost()
         for generation in list(self._live.values()):
             session = generation.session
             if session.state not in (State.WAITING, State.PARKED):
                 continue
             if lost is not None:
                 self._fail(generation, lost)
-            elif self._roster.route(session.route) is None:
+            elif self._pipeline.route(session.route) is None:
                 continue
             elif session.state is State.WAITING:
                 self.routing.begin(generation)
@@ -77,9 +77,9 @@ class Moves:
         return [generation for generation in self._live.values() if address in generation.session.route]
 
     def move_off(self, generation: Generation, address: Address, why: str) -> bool:
-        """Leave this block server, if the roster offers a route without it. A session that waits for another stage meanwhile keeps its place."""
+        """Leave this block server, if the pipeline offers a route without it. A session that waits for another stage meanwhile keeps its place."""
         session = generation.session
-        route = self._roster.route(session.route)
+        route = self._pipeline.route(session.route)
         if session.state is State.PREEMPTED:
             return True  # it is leaving already
         if route is not None and address not in route:

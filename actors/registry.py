@@ -34,7 +34,7 @@ from zrt.runtime.messages.control import (
     StateChanged,
     Workers,
 )
-from zrt.runtime.roster import Roster, assignment_for
+from zrt.runtime.roster import Roster
 from zrt.runtime.sockets import split_endpoint
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Registry:
     def _place(self) -> None:
         """Give blank block servers what the plan lacks."""
         for entry in self._roster.place():
-            assignment = assignment_for(entry, self._template, next(self._serials))
+            assignment = entry.assign(self._template, next(self._serials))
             self._actor.spawn(self._assign(entry.address, assignment), f"assign {entry.address.name}")
         self.changed()
 

@@ -14,7 +14,7 @@ from zrt.runtime.errors import MEMORY, ZrtError
 from zrt.runtime.messages.control import Address, Close, ControlMessage, Credit, Open, Opened
 from zrt.runtime.messages.header import Step
 from zrt.runtime.messages.inference import InferenceRequest
-from zrt.runtime.roster import Crowd, Roster
+from zrt.runtime.pipeline import Crowd, Pipeline
 from zrt.runtime.sessions import Session, Span, State, replay_spans
 from zrt.runtime.suspects import LOSSES, Suspects
 
@@ -42,7 +42,7 @@ class Routing:
     def __init__(
         self,
         actor: Actor,
-        roster: Roster,
+        pipeline: Pipeline,
         *,
         crowd: Callable[[int], Crowd],
         fail: Callable[[Generation, ZrtError], None],
@@ -51,7 +51,7 @@ class Routing:
     ) -> None:
         self.suspects = Suspects()
         self._actor = actor
-        self._roster = roster
+        self._pipeline = pipeline
         self._crowd = crowd
         self._fail = fail
         self._moved = moved
@@ -136,10 +136,10 @@ class Routing:
             await asyncio.sleep(delay)
         if session.epoch != epoch or session.finished:
             return
-        before, route = session.route, self._roster.route(session.route, self._crowd(session.slot))
+        before, route = session.route, self._pipeline.route(session.route, self._crowd(session.slot))
         if route is not None and not self.suspects.may_run(session.id):
             route, generation.fault = None, "another session, with which a stage was lost as well, is tried first"
-        session.route = self._roster.holding(before) if route is None else route
+        session.route = self._pipeline.holding(before) if route is None else route
         self._moved()
         for address in before:
             if address not in session.route:
@@ -165,7 +165,7 @@ class Routing:
         """Open the session on its whole route; how many tokens each stage holds. No step travels before all have answered."""
         session = generation.session
         keys = generation.page_keys()
-        gather = self._roster.num_slots < self._roster.num_stages
+        gather = self._pipeline.num_slots < self._pipeline.num_stages
         asked = (
             self._actor.ask(address, _open(session, stage, keys, gather), timeout=OPEN_DEADLINE_S)
             for stage, address in enumerate(session.route)
@@ -187,11 +187,11 @@ class Routing:
             self.retry(generation, session.epoch, error)
 
     def _wait(self, generation: Generation) -> None:
-        """No complete route: the session waits until the roster changes, or ends if that cannot help. What is left of its route keeps its KV."""
+        """No complete route: the session waits until the pipeline changes, or ends if that cannot help. What is left of its route keeps its KV."""
         self.leave_trial(generation)
         if generation.session.state is not State.WAITING:
             generation.session.move(State.WAITING)
-        lost = self._roster.stage_lost()
+        lost = self._pipeline.stage_lost()
         if lost is not None:
             self._fail(generation, lost)
         else:

@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
+from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.cluster import ActorInfo
-from zrt.runtime.messages.control import ActorKind, ActorState, Address, Fault
+from zrt.runtime.messages.control import ActorKind, ActorState, Address, Assignment, Fault
 from zrt.runtime.messages.load import Load
 from zrt.runtime.seats import Seat
 
@@ -72,6 +73,33 @@ class Entry:
     def room(self) -> float:
         """Bytes it may take in all."""
         return min(self.memory_bytes or math.inf, self.room_bytes or math.inf)
+
+    def assign(self, template: Assignment, serial: int) -> Assignment:
+        """What it holds in its seat, and is to load now; `template` carries what all stages have in common."""
+        seat = self.seat
+        if seat is None:
+            raise ZrtError("internal", f"{self.address.name} has no seat")
+        self.serial = serial
+        self.state = "loading"
+        self.done_bytes = self.total_bytes = self.graphs = self.all_graphs = 0
+        return Assignment(
+            serial,
+            template.model,
+            template.weights,
+            seat.first,
+            seat.last,
+            template.num_blocks,
+            template.dtype,
+            template.kv_bytes,
+            template.context,
+            template.sessions,
+            template.chunk,
+            template.idle_s,
+            seat.tp,
+            list(seat.lend),
+            seat.helped,
+            seat.gpu_memory,
+        )
 
     def info(self, now: float, restarts: int) -> ActorInfo:
         """The process, for people."""

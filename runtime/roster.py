@@ -1,6 +1,6 @@
-"""Who is there, what each holds, and which way a session goes. Pure: no sockets, no clock (times are passed in)."""
+"""Who is there, and what each holds and does, as the coordinator hears of it. Pure: no sockets, no clock (times are passed in)."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -19,18 +19,16 @@ from zrt.runtime.messages.control import (
     Register,
     StateChanged,
 )
+from zrt.runtime.pipeline import Pipeline
 from zrt.runtime.seating import Seating
 from zrt.runtime.seats import Seat
 
 MOST: Final = 1024
 """Processes known at once; more would be strangers."""
 
-Crowd = Mapping[str, tuple[int, int]]
-"""By actor: how many sessions run there, and how many of them in the slot that is asked for."""
-
 
 class Roster:
-    """The processes of one cluster, and the seats of its plan.
+    """The processes of one cluster, the seats of its plan, and the `pipeline` that they make.
 
     `needed(first, last)` is the bytes a block server takes in all that holds these blocks, `pages(seat)` the KV pages it then has.
     `spares` are the names of the blank block servers that are started along.
@@ -44,30 +42,14 @@ class Roster:
         pages: Callable[[Seat], int],
         spares: Sequence[str] = (),
     ) -> None:
-        self._pages = pages
         self._names = [seat.name for seat in plan] + list(spares)
         self._entries: dict[str, Entry] = {}
-        self._seating = Seating(plan, self._entries, needed, set(self._names))
-        self._restarts: dict[str, int] = {}
         self._lost: dict[str, str] = {}
+        self._restarts: dict[str, int] = {}
+        self._seating = Seating(plan, self._entries, needed, set(self._names))
+        self.pipeline = Pipeline(self._seating, self._entries, self._names, self._lost, pages)
         self.stale = 0
         """Messages of processes that are not here (any more), and of older assignments."""
-
-    @property
-    def num_stages(self) -> int:
-        return self._seating.num_stages
-
-    @property
-    def num_slots(self) -> int:
-        """Micro-batches that keep everything busy: one for each stage that computes on a device or cores of its own, and one for all stages
-        on the GPUs of a machine, or that share its cores. There two would run at the same time, half as fast, and each would read all weights.
-        """
-        places = set()
-        for stage in range(self.num_stages):
-            holders = self._seating.holders(stage)
-            shared = holders and all(entry.place for entry in holders)
-            places.add(holders[0].place if shared else stage)
-        return max(1, len(places))
 
     # ---- what is heard ------------------------------------------------------------------------------------------
 
@@ -227,90 +209,6 @@ class Roster:
         entry = self._entries.get(name)
         return entry if entry is not None and entry.kind == "layer_worker" else self.block_server(name)
 
-    def route(self, current: Collection[Address] = (), crowd: Crowd | None = None) -> list[Address] | None:
-        """One replica a stage; None while a stage has none.
-
-        A session stays where it is (`current`) as long as that replica is ready, or drains and is the only one. Else it goes where the fewest
-        sessions are, of equals where the fewest share its slot: so all slots spread over all replicas, and no stage waits for another.
-        """
-        chosen = []
-        for stage in range(self.num_stages):
-            holders = self._seating.holders(stage)
-            ready = [entry for entry in holders if entry.routable]
-            stays = [entry for entry in ready or holders if entry.serving and entry.address in current]
-            offered = stays or ready
-            if not offered:
-                return None
-            chosen.append(min(offered, key=lambda entry: _preference(entry, crowd or {})).address)
-        return chosen
-
-    def holding(self, addresses: Sequence[Address]) -> list[Address]:
-        """Those of a session's replicas that are still there, and so still hold what they had of it."""
-        serving = {entry.address for entry in self._entries.values() if entry.serving}
-        return [address for address in addresses if address in serving]
-
-    def capacity(self) -> tuple[int, int]:
-        """KV pages that one session may have, and all together: of the stage that has the fewest."""
-        of_one, of_all = [], []
-        for stage in range(self.num_stages):
-            seat = self._seating.of_stage(stage)[0]
-            pages = self._pages(seat)
-            of_one.append(pages)
-            of_all.append(pages * max(1, sum(entry.routable for entry in self._seating.holders(stage))))
-        return min(of_one), min(of_all)
-
-    @property
-    def ready(self) -> bool:
-        return self.route() is not None
-
-    def unready(self) -> str:
-        """Why it is not ready, in words: the stages that have no ready replica. Empty when it is."""
-        lacking = [
-            str(stage)
-            for stage in range(self.num_stages)
-            if not any(entry.routable for entry in self._seating.holders(stage))
-        ]
-        return f"no replica is ready of stage {', '.join(lacking)}" if lacking else ""
-
-    def fault(self) -> str:
-        """Why the cluster cannot become ready by itself; empty when it can or is."""
-        for stage in range(self.num_stages):
-            lost = self._why_lost(stage)
-            if lost is not None:
-                for entry in self._seating.seated(stage):
-                    if entry.fault:
-                        return f"{entry.fault.kind}: {entry.fault.message} ({entry.fault.where or entry.address.name})"
-                return lost
-        return ""
-
-    def stage_lost(self) -> ZrtError | None:
-        """What ends the sessions: the first stage that has no replica and will get none, since its processes are not started again, or cannot
-        load it. `worker_failed` where it is its layer workers that it lacks, else `stage_lost`."""
-        for stage in range(self.num_stages):
-            why = self._why_lost(stage)
-            if why is not None:
-                faults = [entry.fault.kind for entry in self._seating.seated(stage) if entry.fault]
-                return ZrtError("worker_failed" if faults[-1:] == ["worker_failed"] else "stage_lost", why)
-        return None
-
-    def _why_lost(self, stage: int) -> str | None:
-        if self._seating.holders(stage) or any(self._may_take(name, stage) for name in self._names):
-            return None
-        seats = self._seating.of_stage(stage)
-        reasons = ["no process that is left has the memory for it"]
-        reasons += [
-            f"{entry.fault.kind}: {entry.fault.message}" for entry in self._seating.seated(stage) if entry.fault
-        ]
-        reasons += [self._lost[seat.name] for seat in seats if seat.name in self._lost]
-        return f"stage {stage} (blocks {seats[0].first}-{seats[0].last}) is lost: {reasons[-1]}"
-
-    def _may_take(self, name: str, stage: int) -> bool:
-        """Whether a process that is awaited (again) may take a seat of this stage: it does, unless a seat of its own name is empty elsewhere."""
-        if name in self._entries or name in self._lost:
-            return False
-        own = [seat.stage for seat in self._seating.empty() if seat.name == name]
-        return not own or stage in own
-
     def find(self, name: str) -> Entry | None:
         return self._entries.get(name)
 
@@ -329,35 +227,3 @@ class Roster:
                 stage = seats.get(name, -1)
                 infos.append(ActorInfo(name, "block_server", state, stage=stage, restarts=restarts, fault=fault))
         return sorted(infos, key=pipeline_order)
-
-
-def _preference(entry: Entry, crowd: Crowd) -> tuple[int, int, int, str]:
-    return (*crowd.get(entry.address.name, (0, 0)), entry.load.sessions, entry.address.name)
-
-
-def assignment_for(entry: Entry, template: Assignment, serial: int) -> Assignment:
-    """What the actor in this seat holds; `template` carries what all stages have in common."""
-    seat = entry.seat
-    if seat is None:
-        raise ZrtError("internal", f"{entry.address.name} has no seat")
-    entry.serial = serial
-    entry.state = "loading"
-    entry.done_bytes = entry.total_bytes = entry.graphs = entry.all_graphs = 0
-    return Assignment(
-        serial,
-        template.model,
-        template.weights,
-        seat.first,
-        seat.last,
-        template.num_blocks,
-        template.dtype,
-        template.kv_bytes,
-        template.context,
-        template.sessions,
-        template.chunk,
-        template.idle_s,
-        seat.tp,
-        list(seat.lend),
-        seat.helped,
-        seat.gpu_memory,
-    )

@@ -122,7 +122,7 @@ async def test_a_lost_range_goes_to_two_narrower_spares(lost: str, folder: Path,
             other = "stage1" if lost == "stage0" else "stage0"
             taken = {name for route in routes(cluster) for name in route}
             assert taken == {"spare0", "spare1", other}
-            assert cluster.coordinator.roster.num_stages == 3
+            assert cluster.coordinator.roster.pipeline.num_stages == 3
             assert await made.over() == wanted
         async with load(cluster.client, COUNT, 20) as made:
             assert slots(cluster) == {0, 1, 2}

@@ -75,12 +75,12 @@ def test_a_stranger_takes_the_seat_of_a_process_that_will_not_come_back() -> Non
 def test_a_route_has_one_ready_replica_a_stage_the_least_loaded() -> None:
     roster = make_roster()
     make_ready(roster, "stage0")
-    assert roster.route() is None
-    assert not roster.ready
+    assert roster.pipeline.route() is None
+    assert not roster.pipeline.ready
     make_ready(roster, "stage1.0", "stage1.1")
     busy = Address("stage1.0", 1, "")
     roster.beat(busy, Beat("ready", 0, 0, Load(sessions=3)), 1.0)
-    assert [address.name for address in roster.route() or []] == ["stage0", "stage1.1"]
+    assert [address.name for address in roster.pipeline.route() or []] == ["stage0", "stage1.1"]
 
 
 def test_a_name_belongs_to_one_living_process() -> None:
@@ -114,9 +114,9 @@ def test_a_failed_load_is_the_clusters_fault() -> None:
     roster = make_roster()
     address = join(roster, "stage0")
     roster.place()
-    assert roster.fault() == ""
+    assert roster.pipeline.fault() == ""
     roster.state_changed(address, StateChanged("failed", 0, Fault("bad_model", "no such tensor", "model.safetensors")))
-    assert roster.fault() == "bad_model: no such tensor (model.safetensors)"
+    assert roster.pipeline.fault() == "bad_model: no such tensor (model.safetensors)"
 
 
 def test_a_stage_is_lost_when_no_replica_is_left_or_comes_back() -> None:
@@ -124,11 +124,11 @@ def test_a_stage_is_lost_when_no_replica_is_left_or_comes_back() -> None:
     make_ready(roster, "stage1.0", "stage1.1")
     roster.died("stage1.0", 1)
     roster.lost("stage1.0", "gone")
-    assert roster.stage_lost() is None
+    assert roster.pipeline.stage_lost() is None
     roster.died("stage1.1", 1)
-    assert roster.stage_lost() is None
+    assert roster.pipeline.stage_lost() is None
     roster.lost("stage1.1", "gone too")
-    assert told(roster.stage_lost()) == "stage 1 (blocks 15-29) is lost: gone too"
+    assert told(roster.pipeline.stage_lost()) == "stage 1 (blocks 15-29) is lost: gone too"
 
 
 def test_a_stage_is_lost_when_its_process_came_back_and_cannot_load_it() -> None:
@@ -137,9 +137,9 @@ def test_a_stage_is_lost_when_its_process_came_back_and_cannot_load_it() -> None
     roster.died("stage0", 1)
     address = join(roster, "stage0", incarnation=2)
     roster.place()
-    assert roster.stage_lost() is None
+    assert roster.pipeline.stage_lost() is None
     roster.state_changed(address, StateChanged("failed", 0, Fault("bad_model", "no such file")))
-    assert told(roster.stage_lost()) == "stage 0 (blocks 0-14) is lost: bad_model: no such file"
+    assert told(roster.pipeline.stage_lost()) == "stage 0 (blocks 0-14) is lost: bad_model: no such file"
 
 
 def test_silence_is_told_by_the_last_beat() -> None:
@@ -262,9 +262,9 @@ def test_stages_that_share_a_machines_cores_share_a_slot(
     for name, host, shared in zip(("stage0", "stage1.0", "stage1.1"), hosts, shares, strict=True):
         message = Register("block_server", "tcp://127.0.0.1:1", 1, host, "blank", shares_cores=shared)
         roster.register(Address(name, 1, "tcp://127.0.0.1:1"), message, 0.0)
-    assert roster.num_slots == 2  # nobody has a seat yet
+    assert roster.pipeline.num_slots == 2  # nobody has a seat yet
     roster.place()
-    assert roster.num_slots == slots
+    assert roster.pipeline.num_slots == slots
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_stages_on_the_gpus_of_a_machine_share_a_slot(hosts: str, devices: tuple
         message = Register("block_server", "tcp://127.0.0.1:1", 1, host, "blank", device)
         roster.register(Address(name, 1, "tcp://127.0.0.1:1"), message, 0.0)
     roster.place()
-    assert roster.num_slots == slots
+    assert roster.pipeline.num_slots == slots
 
 
 # ---- spares ---------------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_a_lost_seat_goes_to_a_spare_at_once(hears: str) -> None:
     elif hears == "that it is not started again":
         roster.lost("stage0", "gone")
     assert places(roster) == {"spare0": "0-14", "stage1.0": "15-29", "stage1.1": "15-29"}
-    assert roster.stage_lost() is None
+    assert roster.pipeline.stage_lost() is None
 
 
 def test_who_comes_back_and_finds_its_seat_taken_is_a_spare() -> None:
@@ -390,17 +390,17 @@ def test_a_lost_range_goes_to_two_narrower_spares(stage: str, rooms: tuple[int, 
     other = "stage1" if stage == "stage0" else "stage0"
     roster.died(stage, 1)
     assert places(roster) == held | {other: "15-29" if other == "stage1" else "0-14"}
-    assert roster.num_stages == (3 if held else 2)
+    assert roster.pipeline.num_stages == (3 if held else 2)
     for name in held:
         roster.state_changed(Address(name, 1, ""), StateChanged("ready", 0))
     if held:
         ordered = sorted([*held, other], key=lambda name: int(places(roster)[name].partition("-")[0]))
-        assert [address.name for address in roster.route() or []] == ordered
-        assert roster.capacity() == (4, 4)  # of the stage that is still whole
+        assert [address.name for address in roster.pipeline.route() or []] == ordered
+        assert roster.pipeline.capacity() == (4, 4)  # of the stage that is still whole
         join(roster, stage, incarnation=2)
         assert stage not in places(roster)
     else:
-        assert roster.route() is None
+        assert roster.pipeline.route() is None
 
 
 def test_half_a_stage_can_be_lost_and_cut_again() -> None:
@@ -446,7 +446,7 @@ def test_a_spare_takes_the_seat_of_one_that_cannot_load_it() -> None:
     roster.place()
     roster.state_changed(addresses[0], StateChanged("failed", 0, Fault("insufficient_memory", "too small")))
     assert places(roster) == {"spare0": "0-14"}
-    assert roster.fault() == ""
+    assert roster.pipeline.fault() == ""
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ def test_a_stage_is_not_lost_while_a_process_that_may_take_it_is_awaited(awaited
         roster.died(name, 1)
         if name not in awaited:
             roster.lost(name, f"{name} ended")
-    assert told(roster.stage_lost()) == ("stage 0 (blocks 0-14) is lost: stage0 ended" if lost else None)
+    assert told(roster.pipeline.stage_lost()) == ("stage 0 (blocks 0-14) is lost: stage0 ended" if lost else None)
 
 
 # ---- routes ---------------------------------------------------------------------------------------------------------
@@ -485,18 +485,18 @@ def test_a_session_goes_where_fewest_are(crowd: dict[str, tuple[int, int]], curr
     roster = make_roster()
     make_ready(roster, "stage0", "stage1.0", "stage1.1")
     here = [entry.address for entry in roster.of_kind("block_server") if entry.address.name == current]
-    assert [address.name for address in roster.route(here, crowd) or []] == ["stage0", chosen]
+    assert [address.name for address in roster.pipeline.route(here, crowd) or []] == ["stage0", chosen]
 
 
 def test_a_draining_replica_is_offered_to_those_that_run_there_while_it_is_the_only_one() -> None:
     roster = make_roster()
     make_ready(roster, "stage0", "stage1.0")
-    current = roster.route() or []
+    current = roster.pipeline.route() or []
     roster.drain("stage1.0")
-    assert roster.route() is None
-    assert roster.route(current) == current
+    assert roster.pipeline.route() is None
+    assert roster.pipeline.route(current) == current
     make_ready(roster, "stage1.1")
-    assert [address.name for address in roster.route(current) or []] == ["stage0", "stage1.1"]
+    assert [address.name for address in roster.pipeline.route(current) or []] == ["stage0", "stage1.1"]
 
 
 def test_a_drained_replica_keeps_its_seat_and_comes_back() -> None:
@@ -504,17 +504,17 @@ def test_a_drained_replica_keeps_its_seat_and_comes_back() -> None:
     make_ready(roster, "stage0", "stage1.0", "stage1.1", "spare0")
     roster.drain("stage0").state = "drained"
     assert "spare0" not in places(roster)
-    assert roster.route() is None
-    assert roster.stage_lost() is None
+    assert roster.pipeline.route() is None
+    assert roster.pipeline.stage_lost() is None
     roster.undrain("stage0")
-    assert roster.ready
+    assert roster.pipeline.ready
 
 
 @pytest.mark.parametrize(("ready", "pages"), [(["stage0"], (4, 4)), (["stage0", "stage1.0", "stage1.1"], (4, 4))])
 def test_the_stage_with_the_fewest_pages_limits(ready: list[str], pages: tuple[int, int]) -> None:
     roster = make_roster()
     make_ready(roster, *ready)
-    assert roster.capacity() == pages
+    assert roster.pipeline.capacity() == pages
 
 
 def test_replicas_add_up() -> None:
@@ -522,8 +522,8 @@ def test_replicas_add_up() -> None:
         seats([(0, 1), (2, 2)], [2, 1]), needed=lambda *_: 0, pages=lambda seat: 60 // (seat.last - seat.first + 1)
     )
     make_ready(roster, "stage0.0", "stage1")
-    assert roster.capacity() == (30, 30)
+    assert roster.pipeline.capacity() == (30, 30)
     make_ready(roster, "stage0.1")
-    assert roster.capacity() == (30, 60)
+    assert roster.pipeline.capacity() == (30, 60)
     roster.drain("stage0.0")
-    assert roster.capacity() == (30, 30)
+    assert roster.pipeline.capacity() == (30, 30)

@@ -146,7 +146,7 @@ async def test_a_block_server_is_drained_and_undrained(cluster: Local, tmp_path:
         await until(pilot, lambda: "of 3 s" in screen(top))
         await on(pilot, top, "stage1")
         await pilot.press("u", "y")
-        await until(pilot, lambda: cluster.coordinator.roster.ready)
+        await until(pilot, lambda: cluster.coordinator.roster.pipeline.ready)
 
 
 async def test_what_fails_or_cannot_be_is_told(cluster: Local, tmp_path: Path) -> None:
