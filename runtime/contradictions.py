@@ -94,7 +94,12 @@ def _lends(stages: Stages) -> list[str]:
 
 def _workers(stages: Stages, names: Sequence[str], *, sure: bool) -> list[str]:
     """Who is lent to and is not there, and who is there for nothing; the latter if it is `sure` that these are all stages."""
-    wrong = [f"[[worker]] {name}: two have this name" for name in sorted(set(names)) if names.count(name) > 1]
+    several = sorted({name for name in names if names.count(name) > 1})
+    names = list(dict.fromkeys(names))
+    wrong = [
+        f"[[worker]] {name}: several have this name; give each one of its own, or leave out all but one"
+        for name in several
+    ]
     taken: dict[str, int] = {}
     for number, stage in stages.items():
         at = f"[[stage]] {number} lend"

@@ -60,5 +60,7 @@ class ZrtError(Exception):
         return ZrtError(self.kind, self.message, self.where)
 
     def __str__(self) -> str:
+        if self.where and "\n" in self.message:
+            return f"{self.kind}: {self.where}:\n{self.message}"
         place = f" ({self.where})" if self.where else ""
         return f"{self.kind}: {self.message}{place}"

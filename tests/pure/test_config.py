@@ -215,6 +215,16 @@ def test_every_mistake_is_named_at_once() -> None:
     assert len(message.splitlines()) == 4
 
 
+def test_the_file_is_said_before_its_mistakes() -> None:
+    with pytest.raises(ZrtError) as several:
+        config.parse("[model]\nref = 'm'\ncontext = 0\n[[stage]]\nthread = 1\n", "my.toml")
+    first, *mistakes = str(several.value).splitlines()
+    assert (first, len(mistakes), str(several.value).count("my.toml")) == ("bad_config: my.toml:", 2, 1)
+    with pytest.raises(ZrtError) as one:
+        config.parse("[model]\nref = 'm'\n", "my.toml")
+    assert str(one.value) == "bad_config: there is no [[stage]], and at least one is needed (my.toml)"
+
+
 def test_contradictions_are_named_beside_what_is_wrong_by_itself() -> None:
     message = refusal(
         "[cluster]\nname = 'a b'\nlisten = 'tcp://0.0.0.0:1'\n[model]\nref = 'm'\ncontext = 0\n[[stage]]\nblocks = '0-3'\n"
@@ -381,7 +391,11 @@ def test_a_stage_may_lend_blocks_to_a_worker() -> None:
         ("[[stage]]", "[[stage]]\nreplicas = 2", "so a stage that lends has one replica"),
         ('blocks = "3-4"', "", "[[stage]] 1 lend: [[stage.lend]] 1 lacks blocks"),
         ("[[worker]]", '[[worker]]\nname = "x"\n[[worker]]', "[[worker]] x: no [[stage.lend]] names it"),
-        ("[[worker]]", '[[worker]]\nname = "attic"\n[[worker]]', "[[worker]] attic: two have this name"),
+        (
+            "[[worker]]",
+            '[[worker]]\nname = "attic"\n[[worker]]',
+            "[[worker]] attic: several have this name; give each one of its own, or leave out all but one",
+        ),
         (
             "[[worker]]",
             '[[stage]]\n[[stage.lend]]\nworker = "attic"\nblocks = "9"\n[[worker]]',
@@ -391,6 +405,13 @@ def test_a_stage_may_lend_blocks_to_a_worker() -> None:
 )
 def test_what_cannot_be_lent_is_said(before: str, after: str, said: str) -> None:
     assert said in refusal(LENDS.replace(before, after))
+
+
+def test_a_name_that_several_workers_have_is_said_once() -> None:
+    twice = LENDS.replace('worker = "attic"', 'worker = "cellar"') + '[[worker]]\nname = "attic"\n'
+    lines = refusal(twice).splitlines()
+    assert [line for line in lines if line.startswith("[[stage]]")][0].endswith("there are: attic")
+    assert [line.partition(":")[0] for line in lines if line.startswith("[[worker]]")] == ["[[worker]] attic"] * 2
 
 
 @pytest.mark.parametrize(
