@@ -221,7 +221,7 @@ class Lending:
             if missing:
                 waits = f"layer worker {', '.join(missing)}"
             elif (grace := self._grace(given, there)) and now - began < grace:
-                waits = "layer workers that may join"
+                waits = f"layer workers to join, {grace:g} s at most, and then loads with those that are there"
             else:
                 found = await self._plan_with(model, pins, there)
                 if isinstance(found, LayerPlan):

@@ -12,6 +12,7 @@ from zrt.runtime.compute.layout import DTYPE_BYTES, PAGE_TOKENS, block_bytes, sh
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.split import Part, kv_page_bytes, kv_pages, part_bytes
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.layer_plan import ranges
 from zrt.runtime.plan import Blocks, Wish
 
 BLOCK_SERVER_BYTES: Final = 448 << 20
@@ -21,9 +22,32 @@ COORDINATOR_BYTES: Final = 128 << 20
 """80 MiB measured, and what a larger tokenizer takes."""
 
 
+class LentNeeds(msgspec.Struct, frozen=True):
+    """What a layer worker takes that blocks of a stage are pinned to; `joins`: of another machine's memory. `device` is not known of such a one."""
+
+    worker: str
+    blocks: str
+    joins: bool
+    device: str
+    weight_bytes: int
+    kv_bytes: int
+    process_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.process_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of this machine's memory."""
+        if self.joins:
+            return 0
+        return self.total_bytes if self.device == "cpu" else self.process_bytes
+
+
 class StageNeeds(msgspec.Struct, frozen=True):
-    """One stage of the plan. Bytes and KV tokens are those of each replica, its `tp` ranks together, less what workers elsewhere hold; `memory` is
-    the most it may take, None without a limit."""
+    """One stage of the plan. Bytes and KV tokens are those of each replica, its `tp` ranks together, less those of the blocks it has `lent`;
+    `own` are the blocks that it keeps, `memory` is the most it may take, None without a limit."""
 
     name: str
     blocks: Blocks
@@ -38,6 +62,8 @@ class StageNeeds(msgspec.Struct, frozen=True):
     tp: int = 1
     lendable_bytes: int = 0
     """Of all these, what layer workers may hold in its place."""
+    own: str = ""
+    lent: tuple[LentNeeds, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -55,7 +81,7 @@ class StageNeeds(msgspec.Struct, frozen=True):
 class Needs(msgspec.Struct, frozen=True):
     """A cluster's plan in bytes: all stages, and the machine that runs them. `kv_tokens` is the room of the tightest stage; `spares_bytes` is
     what the spares take while they are blank, and for weights and KV they have what the process leaves that they replace; `workers_bytes` is what
-    the layer workers of this machine take besides layers, which count where they are lent. `needed_bytes` is of this machine's memory, without
+    the layer workers of this machine take that nothing is pinned to, besides layers. `needed_bytes` is of this machine's memory, without
     that of its GPUs, and without what layer workers may hold in place of a stage that takes help."""
 
     stages: tuple[StageNeeds, ...]
@@ -87,7 +113,8 @@ def needs(conf: Conf, spec: ModelSpec, ranges: list[Blocks], available: int) -> 
         _stage_needs(conf, spec, number, stage, blocks)
         for number, (stage, blocks) in enumerate(zip(conf.stages, ranges, strict=True))
     )
-    here = sum(not worker.join for worker in conf.workers)
+    pinned = {lent.worker for stage in stages for lent in stage.lent}
+    here = sum(not worker.join and worker.name not in pinned for worker in conf.workers)
     spares_bytes = conf.spares.count * BLOCK_SERVER_BYTES
     workers_bytes = here * process_bytes(conf, spec)
     return Needs(
@@ -100,7 +127,7 @@ def needs(conf: Conf, spec: ModelSpec, ranges: list[Blocks], available: int) -> 
         needed_bytes=COORDINATOR_BYTES
         + spares_bytes
         + workers_bytes
-        + sum(stage.replicas * stage.host_bytes for stage in stages),
+        + sum(stage.replicas * stage.host_bytes + sum(lent.host_bytes for lent in stage.lent) for stage in stages),
         available_bytes=available,
     )
 
@@ -117,7 +144,10 @@ def shortage(needs: Needs) -> ZrtError | None:
         if stage.memory is not None and stage.total_bytes - stage.lendable_bytes > stage.memory:
             lacks.append(f"{_breakdown(stage)}; it may take {in_words(stage.memory)}: {_WAYS_OUT}, or raise its memory")
     if needs.needed_bytes > needs.available_bytes:
-        each = "; ".join(_breakdown(stage) for stage in needs.stages)
+        takers: list[StageNeeds | LentNeeds] = []
+        for stage in needs.stages:
+            takers += [stage, *(lent for lent in stage.lent if not lent.joins)]
+        each = "; ".join(_breakdown(taker) for taker in takers)
         others = {"spares": needs.spares_bytes, "layer workers": needs.workers_bytes}
         more = "".join(f"; {name} {in_words(size)}" for name, size in others.items() if size)
         lacks.append(
@@ -162,16 +192,17 @@ _WAYS_OUT: Final = (
 def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks: Blocks) -> StageNeeds:
     dtype, tp = conf.model.dtype, stage.tp
     weights = sum(part_bytes(spec, Part(rank, tp), blocks.first, blocks.last, dtype) for rank in range(tp))
-    elsewhere = {worker.name for worker in conf.workers if worker.join}
-    away = sum(len(lend.blocks) for lend in stage.lend if lend.worker in elsewhere)
     block = block_bytes(spec, dtype)
-    left = len(blocks) - away
+    lent = _lent(conf, spec, stage, blocks)
+    away = {number for lend in stage.lend for number in lend.blocks.numbers}
+    own = [number for number in blocks.numbers if number not in away]
+    left = len(own)
     return StageNeeds(
         name=f"stage{number}",
         blocks=blocks,
         replicas=stage.replicas,
         device=stage.device,
-        weight_bytes=weights - away * block,
+        weight_bytes=weights - len(away) * block,
         kv_bytes=conf.kv.bytes * left // len(blocks),
         kv_tokens=kv_pages(spec, len(blocks), dtype, conf.kv.bytes, tp) * PAGE_TOKENS,
         kv_page_bytes=kv_page_bytes(spec, len(blocks), dtype, tp) * tp,
@@ -179,12 +210,37 @@ def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks:
         memory=stage.memory,
         tp=tp,
         lendable_bytes=left * block + conf.kv.bytes * left // len(blocks) if stage.backend == "layers" else 0,
+        own=ranges(own),
+        lent=lent,
     )
 
 
-def _breakdown(stage: StageNeeds) -> str:
-    times = f"{stage.replicas} x " if stage.replicas > 1 else ""
+def _lent(conf: Conf, spec: ModelSpec, stage: Stage, blocks: Blocks) -> tuple[LentNeeds, ...]:
+    """The workers that blocks of the stage are pinned to, in the order of their blocks."""
+    workers = {worker.name: worker for worker in conf.workers}
+    held: dict[str, list[int]] = {}
+    for lend in sorted(stage.lend, key=lambda lend: lend.blocks.first):
+        held.setdefault(lend.worker, []).extend(lend.blocks.numbers)
+    return tuple(
+        LentNeeds(
+            worker=name,
+            blocks=ranges(numbers),
+            joins=workers[name].join,
+            device="" if workers[name].join else workers[name].device,
+            weight_bytes=len(numbers) * block_bytes(spec, conf.model.dtype),
+            kv_bytes=conf.kv.bytes * len(numbers) // len(blocks),
+            process_bytes=process_bytes(conf, spec),
+        )
+        for name, numbers in held.items()
+    )
+
+
+def _breakdown(needs: StageNeeds | LentNeeds) -> str:
+    if isinstance(needs, LentNeeds):
+        who, times = f"layer worker {needs.worker} (blocks {needs.blocks})", ""
+    else:
+        who, times = str(needs), f"{needs.replicas} x " if needs.replicas > 1 else ""
     return (
-        f"{stage} needs {times}{in_words(stage.total_bytes)} (weights {in_words(stage.weight_bytes)}, "
-        f"KV {in_words(stage.kv_bytes)}, the process {in_words(stage.process_bytes)})"
+        f"{who} needs {times}{in_words(needs.total_bytes)} (weights {in_words(needs.weight_bytes)}, "
+        f"KV {in_words(needs.kv_bytes)}, the process {in_words(needs.process_bytes)})"
     )

@@ -6,8 +6,6 @@ import msgspec
 
 from zrt.runtime.capacity import Needs, in_words
 from zrt.runtime.cluster_file import Conf
-from zrt.runtime.compute.layout import block_bytes
-from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.errors import ZrtError
 
 
@@ -22,12 +20,10 @@ class GpuNeeds(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
-def gpu_needs(
-    conf: Conf, spec: ModelSpec, found: Needs, memory: Callable[[str], tuple[int, int]]
-) -> tuple[GpuNeeds, ...]:
+def gpu_needs(conf: Conf, found: Needs, memory: Callable[[str], tuple[int, int]]) -> tuple[GpuNeeds, ...]:
     """Each GPU that the processes of `zrt up` are on; `memory` is free and in all, of a device. It may raise ZrtError unsupported."""
     needed: dict[str, int] = {}
-    for device, size in _held(conf, spec, found):
+    for device, size in _held(conf, found):
         if device != "cpu":
             needed[device] = needed.get(device, 0) + size
     return tuple(_against(device, needed[device], memory) for device in sorted(needed))
@@ -54,23 +50,20 @@ def _against(device: str, needed: int, memory: Callable[[str], tuple[int, int]])
         return GpuNeeds(device, needed, fault=error.message)
 
 
-def _held(conf: Conf, spec: ModelSpec, found: Needs) -> Iterator[tuple[str, int]]:
+def _held(conf: Conf, found: Needs) -> Iterator[tuple[str, int]]:
     """Devices, and bytes of weights and KV there."""
-    block = block_bytes(spec, conf.model.dtype)
-    here = {worker.name: worker.device for worker in conf.workers if not worker.join}
     for stage, planned in zip(conf.stages, found.stages, strict=True):
         own = planned.weight_bytes + planned.kv_bytes - planned.lendable_bytes
-        for lend in stage.lend:
-            if lend.worker in here:
-                lent = len(lend.blocks) * (block + conf.kv.bytes // len(planned.blocks))
-                own -= lent
-                yield here[lend.worker], lent
+        for lent in planned.lent:
+            if not lent.joins:
+                yield lent.device, lent.weight_bytes + lent.kv_bytes
         for device in _ranks(stage.device, stage.tp):
             yield device, stage.replicas * own // stage.tp
     if conf.spares.count:
         yield conf.spares.device, 0
-    for device in here.values():
-        yield device, 0
+    for worker in conf.workers:
+        if not worker.join:
+            yield worker.device, 0
 
 
 def _ranks(device: str, tp: int) -> list[str]:

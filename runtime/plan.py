@@ -30,6 +30,11 @@ class Blocks(msgspec.Struct, frozen=True):
             raise ValueError(f'{text!r} is no block range; write FIRST-LAST, both included, such as "0-14"')
         return cls(int(match[1]), int(match[2] or match[1]))
 
+    @property
+    def numbers(self) -> range:
+        """Each of them."""
+        return range(self.first, self.last + 1)
+
     def __len__(self) -> int:
         return self.last - self.first + 1
 

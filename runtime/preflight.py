@@ -115,7 +115,7 @@ def plan(conf: Conf, *, json: bool) -> int:
     if conf.model.weights == "files":
         spec = found_spec(folder, spec)
     found = _needs(conf, spec)
-    gpus = gpu_needs(conf, spec, found, _gpu_memory)
+    gpus = gpu_needs(conf, found, _gpu_memory)
     errors = [error for error in (shortage(found), gpu_shortage(gpus)) if error is not None]
     if json:
         faults = [{"kind": error.kind, "message": error.message} for error in errors]
@@ -205,7 +205,7 @@ def _print_plan(conf: Conf, spec: ModelSpec, found: Needs, gpus: tuple[GpuNeeds,
         memory = "" if stage.memory is None else in_words(stage.memory)
         table.add_row(
             stage.name,
-            str(stage.blocks),
+            stage.own if stage.lent else str(stage.blocks),
             str(stage.replicas),
             stage.device if stage.tp == 1 else f"{stage.device}, {stage.tp} ranks",
             weights,
@@ -215,6 +215,11 @@ def _print_plan(conf: Conf, spec: ModelSpec, found: Needs, gpus: tuple[GpuNeeds,
             total,
             memory,
         )
+        for lent in stage.lent:
+            sizes = (lent.weight_bytes, lent.kv_bytes, lent.process_bytes, lent.total_bytes)
+            weights, kv, process, total = map(in_words, sizes)
+            where = "its own" if lent.joins else lent.device
+            table.add_row(f"  lent to {lent.worker}", lent.blocks, "", where, weights, kv, "", process, total, "")
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
     _print_lines(_sums(found, gpus))
     if 0 < found.kv_tokens < found.context:
@@ -240,11 +245,13 @@ def _sums(found: Needs, gpus: tuple[GpuNeeds, ...]) -> list[str]:
             left = in_words(stage.total_bytes - stage.lendable_bytes)
             over = stage.total_bytes - stage.memory if stage.memory is not None else 0
             without = (
-                f"it waits for workers with room for {in_words(over)}" if over > 0 else "without them are taken here"
+                f"it is ready once workers with room for {in_words(over)} have joined"
+                if over > 0
+                else "it is ready without any, too"
             )
             lines.append(
-                f"{stage.name}: of its {in_words(stage.total_bytes)} only {left} count in all; blocks and KV of "
-                f"{in_words(stage.lendable_bytes)} may go to layer workers that join, and {without}"
+                f"{stage.name}: of its {in_words(stage.total_bytes)} only {left} count in all; blocks {stage.own or 'none'} and their KV, "
+                f"{in_words(stage.lendable_bytes)}, are shared with layer workers when they join, by their memory and speed; {without}"
             )
     return lines
 

@@ -188,14 +188,32 @@ def test_what_layer_workers_may_hold_is_told_apart(make_model: MakeModel, conf: 
     done = zrt("plan", conf(make_model("llama"), [None], helped=True))
     assert (done.returncode, done.stderr) == (0, "")
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("stage0: of its ")]
-    assert "blocks and KV of 64.5 MiB may go to layer workers that join, and without them are taken here" in said
+    assert "blocks 0-3 and their KV, 64.5 MiB, are shared with layer workers when they join, by their memory" in said
+    assert said.endswith("; it is ready without any, too")
 
     total = re.match(r"stage0: of its ([\d.]+) MiB", said)
     assert total is not None
     limit = int(float(total[1]) - 32) << 20
     done = zrt("plan", conf(make_model("llama"), [None], helped=True, memory=limit))
     assert done.returncode == 0, done.stderr
-    assert re.search(r"and it waits for workers with room for 3[23]\.\d MiB$", done.stdout, re.MULTILINE), done.stdout
+    ready = r"; it is ready once workers with room for 3[23]\.\d MiB have joined$"
+    assert re.search(ready, done.stdout, re.MULTILINE), done.stdout
+
+
+def test_pinned_workers_have_a_line_each_under_their_stages(
+    make_model: MakeModel, conf: Callable[..., Path], zrt: Zrt
+) -> None:
+    workers = '[[worker]]\nname = "attic"\njoin = true\n[[worker]]\nname = "cellar"\n'
+    lends = '\n[[stage.lend]]\nworker = "attic"\nblocks = "1"\n[[stage.lend]]\nworker = "cellar"\nblocks = "2"\n'
+    done = zrt("plan", conf(make_model("llama"), [None], lends + workers))
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
+    assert [row[:4] for row in rows] == [
+        ["stage0", "0,3", "1", "cpu"],
+        ["lent to attic", "1", "", "its own"],
+        ["lent to cellar", "2", "", "cpu"],
+    ]
+    assert [row[5] for row in rows] == ["32.0 MiB", "16.0 MiB", "16.0 MiB"]
 
 
 SHORT = [

@@ -263,6 +263,26 @@ def test_a_stage_that_takes_help_needs_here_what_cannot_be_lent() -> None:
     assert 0 < lent < found.stages[0].total_bytes
 
 
+@pytest.mark.parametrize("join", [False, True], ids=["here", "elsewhere"])
+def test_lent_blocks_are_their_workers(join: bool) -> None:
+    lent = (Lend("attic", Blocks(4, 7)), Lend("cellar", Blocks(10, 11)), Lend("attic", Blocks(14, 15)))
+    workers = (Worker("attic", join=join), Worker("cellar", join=join))
+    asked = msgspec.structs.replace(conf(Stage(lend=lent), Stage()), workers=workers)
+    found, alone = needed(asked), needed(conf(Stage(), Stage()))
+    stage = found.stages[0]
+    assert stage.own == "0-3,8-9,12-13"
+    assert [(one.worker, one.blocks, one.joins) for one in stage.lent] == [
+        ("attic", "4-7,14-15", join),
+        ("cellar", "10-11", join),
+    ]
+    assert stage.kv_bytes + sum(one.kv_bytes for one in stage.lent) == GIB
+    assert stage.weight_bytes + sum(one.weight_bytes for one in stage.lent) == alone.stages[0].weight_bytes
+    here = 0 if join else sum(one.total_bytes for one in stage.lent)
+    assert found.needed_bytes == COORDINATOR_BYTES + stage.total_bytes + here + found.stages[1].total_bytes
+    fault = str(shortage(msgspec.structs.replace(found, available_bytes=0)))
+    assert ("layer worker attic (blocks 4-7,14-15) needs" in fault) is not join
+
+
 A_GPU = (12 * GIB, 16 * GIB)
 
 
@@ -307,8 +327,8 @@ def test_gpus_have_weights_and_kv(
 
     asked = msgspec.structs.replace(conf(*stages), **more)
     found = needed(asked)
-    half = found.stages[0].weight_bytes + GIB
-    gpus = gpu_needs(asked, LLAMA_8B, found, memory)
+    half = needed(conf(Stage(), Stage())).stages[0].weight_bytes + GIB
+    gpus = gpu_needs(asked, found, memory)
     assert {gpu.device: gpu.needed_bytes / half for gpu in gpus} == pytest.approx(devices, abs=0.01)
     assert str(gpu_shortage(gpus) or "").startswith(says)
     assert bool(gpu_shortage(gpus)) == bool(says)
