@@ -3,8 +3,8 @@
 Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers: StateChanged, LoadProgress, Sampled, Filled, StepFailed.
 Receives from clients (single frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Follow, Unsubscribe,
 Drain, Undrain, Restart, Down.
-Sends to block servers: Assign, Workers, SetState, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill, GoingDown, Shutdown.
-To clients: events.
+Sends to block servers: Assign, Workers, SetState, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill. To every
+process: GoingDown, Shutdown. To clients: events.
 
 Its processes are registry.py's, sessions generations.py's, drains drains.py's. It computes no tensors and never imports torch.
 """
@@ -274,8 +274,7 @@ class Coordinator(Actor):
                 self._tell_client(bare, Ok(id=request.id))
                 within = request.timeout_ms / 1000
                 self.happened.add("down", caller_name(bare), f"the cluster goes down, in {within:g} s at most")
-                for entry in self.roster.of_kind("supervisor"):
-                    self.registry.tell(entry.address, GoingDown(request.timeout_ms))
+                self.registry.tell_all(GoingDown(request.timeout_ms))
                 await self.drains.all_finished(within)
                 gone = ZrtError("cancelled", "the cluster was shut down")
                 self.generations.fail_all(gone)

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from itertools import count
+from typing import get_args
 
 from zrt.actors.generations import Generations
 from zrt.runtime.actor import Actor, Envelope
@@ -18,6 +19,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.helping import Helping
 from zrt.runtime.journal import Journal
 from zrt.runtime.messages.control import (
+    ActorKind,
     Address,
     Assign,
     Assignment,
@@ -228,6 +230,11 @@ class Registry:
                 if supervisor is not entry:
                     self.tell(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
             self._gone(entry.address.name, entry.address.incarnation)
+
+    def tell_all(self, message: GoingDown) -> None:
+        for kind in get_args(ActorKind):
+            for entry in self._roster.of_kind(kind):
+                self.tell(entry.address, message)
 
     def tell(self, address: Address, message: Kill | GoingDown | Shutdown | Workers) -> None:
         """Tell it if it listens: one that does not must not keep us from the rest of our work."""

@@ -20,6 +20,7 @@ from zrt.runtime.messages.control import (
     Beat,
     Control,
     Done,
+    GoingDown,
     Register,
     Registered,
     Shutdown,
@@ -47,7 +48,7 @@ class Member(Actor):
 
     `start` returns when the mailbox is bound; `registered` is set while the coordinator knows this incarnation, `heard` is when it last
     answered anything (monotonic seconds). A subclass says what it is in `registration()` and `load()`. The coordinator's `Shutdown` sets
-    `ended`.
+    `ended`; after its `GoingDown` this process waits for the next one there.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Member(Actor):
         self.cluster = cluster
         self.registered = asyncio.Event()
         self.heard = time.monotonic()
+        self._goes_down = False
         self._put_off = 0  # orders that wait for a registration, and those behind them
         self._in_order = asyncio.Lock()
         self._up = asyncio.Event()
@@ -77,6 +79,7 @@ class Member(Actor):
         self._on_registered_fns: list[Callable[[bool], None]] = []
         self._on_lost_fns: list[Callable[[], None]] = []
         self.obey(Shutdown, self._on_shutdown)
+        self.obey(GoingDown, self._on_going_down)
 
     async def start(self) -> None:
         self._put_off, self._in_order = 0, asyncio.Lock()
@@ -202,6 +205,10 @@ class Member(Actor):
         self.ended.set()
         return Done()
 
+    def _on_going_down(self, envelope: Envelope) -> Control:
+        self._goes_down = True
+        return Done()
+
     def _on_link_down(self, link: Link) -> None:
         self._up.clear()
         self._questions.fail(link.lost(), link)
@@ -243,6 +250,7 @@ class Member(Actor):
         self.coordinator = Address(reply.header.sender, reply.body.incarnation, unknown.endpoint)
         log.info("%s: joined the coordinator at %s", self.name, unknown.endpoint)
         self._astray.clear()
+        self._goes_down = False
         self.registered.set()
         self._beats = self.every(max(reply.body.beat_ms / 1000, _LEAST_BEAT_S), self._beat)
         for fn in self._on_registered_fns:
@@ -271,7 +279,10 @@ class Member(Actor):
     def _lose(self, why: str) -> None:
         if not self.registered.is_set():
             return
-        log.warning("%s: lost the coordinator: %s", self.name, why)
+        if self._goes_down:
+            log.info("%s: the cluster went down; waiting until it is back at %s", self.name, self.coordinator.endpoint)
+        else:
+            log.warning("%s: lost the coordinator: %s", self.name, why)
         self.registered.clear()
         self._astray.set()
         self._beats.cancel()

@@ -1,7 +1,7 @@
 """`zrt up`: the parent of a cluster's processes. It starts the coordinator and the block servers of a cluster file, shows how they load,
 restarts what dies, and leaves nothing behind.
 
-Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Generate, Down. Receives from it: Kill, Shutdown.
+Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Generate, Down. Receives from it: Kill, GoingDown, Shutdown.
 """
 
 import asyncio

@@ -19,8 +19,8 @@
 | block server, as master | its layer workers | Hello SingleOp Batch Goodbye LayerAssignment ModelDataChunk … | layers.py |
 | layer worker | its master | WorkerInfo Tensor LayerAssignmentAck WorkerReady … WorkerError: one answer each | layers.py |
 | any peer, bare | layer worker | any of layers.py's that a worker takes -> its answer | layers.py |
-| coordinator | `zrt up` | Kill GoingDown | control.py |
-| coordinator | any process | Registered Shutdown | control.py |
+| coordinator | `zrt up` | Kill | control.py |
+| coordinator | any process | Registered GoingDown Shutdown | control.py |
 
 How tokens are picked, in `Generate` as in `Open`, and log-probabilities are spelled out in sampling.py.
 

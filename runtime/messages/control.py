@@ -310,13 +310,14 @@ class Kill(Control):
     incarnation: U64
 
 
+# ---- received by any process ----------------------------------------------------------------------------------------
+
+
 class GoingDown(Control):
-    """The cluster ends, in `within_ms` at the latest: a coordinator that dies meanwhile is not to be started again. The last one counts."""
+    """The cluster ends, in `within_ms` at the latest: a coordinator that dies meanwhile is not to be started again, and was not lost. The last
+    one counts."""
 
     within_ms: U32
-
-
-# ---- received by any process ----------------------------------------------------------------------------------------
 
 
 class Shutdown(Control):

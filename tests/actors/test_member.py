@@ -18,7 +18,17 @@ from zrt.runtime.actor import Actor, Answer, Envelope
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.member import Member
-from zrt.runtime.messages.control import Beat, Control, Credit, Done, LoadProgress, Register, Registered, Shutdown
+from zrt.runtime.messages.control import (
+    Beat,
+    Control,
+    Credit,
+    Done,
+    GoingDown,
+    LoadProgress,
+    Register,
+    Registered,
+    Shutdown,
+)
 from zrt.runtime.messages.header import PROTOCOL, Header
 from zrt.runtime.messages.load import Load
 
@@ -170,6 +180,29 @@ async def test_a_new_coordinator_on_the_same_port_is_joined_anew(
     await until(lambda: len(second.beats) >= 2)
     assert second.counters.stale == 0  # nothing that was meant for the first one reached the second
     assert (worker.joins, worker.losses) == ([False, False], 1)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_a_cluster_that_went_down_in_order_is_not_said_to_be_lost(
+    in_order: bool, start: Start, pair: tuple[Coordinator, Worker], endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator, worker = pair
+    caplog.set_level(logging.INFO)
+    if in_order:
+        await coordinator.ask(worker.address, GoingDown(0), timeout=PATIENCE_S)
+    await coordinator.stop()
+    await until(lambda: worker.losses == 1)
+    down = (logging.INFO, f"front: the cluster went down; waiting until it is back at {endpoint}")
+    lost = (logging.WARNING, "front: lost the coordinator: the connection broke")
+    assert [said for _, *said in caplog.record_tuples if "waiting" in said[1] or "lost" in said[1]] == [
+        list(down if in_order else lost)
+    ]
+    second = Coordinator(endpoint)
+    await start(second)
+    await asyncio.wait_for(worker.registered.wait(), PATIENCE_S)
+    await second.stop()
+    await until(lambda: worker.losses == 2)
+    assert caplog.record_tuples[-1][1:] == lost
 
 
 async def test_a_coordinator_that_does_not_know_a_member_is_told_again_who_it_is(

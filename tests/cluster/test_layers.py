@@ -95,6 +95,11 @@ def test_a_cluster_lends_to_a_worker_of_its_own_and_to_one_elsewhere_and_outlive
             assert ask() == wanted
             assert cluster.end() == 0
             assert again.poll() is None  # it outlives the cluster, for the next one
+            again.kill()
+            assert again.stderr is not None
+            said = again.stderr.read()
+            assert f"info cellar: the cluster went down; waiting until it is back at {cluster.endpoint}\n" in said
+            assert "lost the coordinator" not in said
 
 
 def test_the_readmes_two_commands_lend_a_second_machines_memory(
