@@ -31,6 +31,7 @@ class Bars:
             disable=not self._console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._totals: dict[str, int] = {}
         self._ended: set[str] = set()
         self._states: dict[str, str] = {}
 
@@ -46,16 +47,33 @@ class Bars:
     def update(self, done: int, total: int, what: str, sent: int = 0, pace: int = 0) -> None:
         """`done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. Of those done `sent` came over the network, at `pace` bytes a
         second; 0: not said."""
+        if what not in self._ended:
+            self._progress.start()  # `finish` has ended it if others were ready before
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(escape(what), total=total or None, pace="")
             if not self._console.is_terminal:
                 say(f"{what} …")
+        self._totals[what] = total
         rate = f"{pace / 1e6:.0f} MB/s" if pace else ""
         self._progress.update(self._tasks[what], completed=done, total=total or None, pace=rate)
         if total and done >= total and what not in self._ended:
             self._ended.add(what)
             if not self._console.is_terminal:
                 say(f"{what}: done" + (f", {sent / 1e6:.1f} MB sent at {rate}" if rate else ""))
+
+    def finish(self, cluster: Cluster) -> None:
+        """Show what its processes load and have loaded for the last time, and draw nothing until `loading` says that others load on."""
+        self.loading(cluster)
+        on = [actor.name for actor in cluster.actors if actor.state == "loading"]
+        for what, task in self._tasks.items():
+            loads_on = any(what.startswith(f"{name} (") or what.endswith(f" of {name})") for name in on)
+            if loads_on and what not in self._ended:
+                self._progress.update(task, visible=False)
+            elif self._totals[what]:
+                self.update(self._totals[what], self._totals[what], what)
+        self._progress.stop()
+        for what, task in self._tasks.items():
+            self._progress.update(task, visible=what not in self._ended)
 
     def loading(self, cluster: Cluster) -> None:
         """How stages load, and their layer workers; whom they wait for."""

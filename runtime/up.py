@@ -121,6 +121,7 @@ class Parent:
                 try:
                     async with aclosing(client.watch()) as watch:
                         cluster = await self._until_ready(watch, self._bars)
+                        self._bars.finish(cluster)
                         if question is None:
                             ends = "`zrt down` ends it" if self.detached else "Ctrl-C or `zrt down` ends it"
                             self._say(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; {ends}")

@@ -1,9 +1,14 @@
-"""What a person reads of an answer's speed."""
+"""What a person reads while a cluster loads and an answer comes, and of its speed."""
+
+import io
 
 import pytest
+from rich.console import Console
 
-from zrt.runtime.messages.client import Finished, StageShare, Timings
-from zrt.runtime.show import figures
+from zrt.runtime import show
+from zrt.runtime.messages.client import Cluster, Finished, StageShare, Timings
+from zrt.runtime.messages.cluster import ActorInfo
+from zrt.runtime.show import Bars, figures
 
 OWN, LENDS = StageShare("stage0", "0-9", 5.0, 40.0, 1.0), StageShare("stage1", "10-29", 5.0, 60.0, 1.0, 20.0)
 
@@ -28,3 +33,29 @@ def test_each_stage_has_its_share_and_its_layer_workers_theirs(stages: list[Stag
     assert len(lines) == len(stages) + 2
     for line, words in zip(lines[1:], said, strict=False):
         assert words in line
+
+
+def replicas(*done: int) -> Cluster:
+    """Two replicas that have loaded so many of ten bytes; the first is ready, whatever it has told."""
+    actors = [
+        ActorInfo(f"stage0.{n}", "block_server", state, stage=0, blocks="0-3", done_bytes=bytes_, total_bytes=10)
+        for n, (bytes_, state) in enumerate(zip(done, ("ready", "ready" if done[1] == 10 else "loading"), strict=True))
+    ]
+    return Cluster(id="", name="test", model="m", ready=True, context=1, num_blocks=4, actors=actors)
+
+
+@pytest.mark.parametrize("second", [4, 10], ids=["one loads on", "both are ready"])
+def test_bars_have_ended_where_a_cluster_is_said_to_be_ready(monkeypatch: pytest.MonkeyPatch, second: int) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(show, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120))
+    with Bars() as bars:
+        bars.loading(replicas(3, 2))
+        bars.finish(replicas(9, second))
+        ended = screen.getvalue().rpartition("stage0.0")[2]
+        assert "10/10 bytes" in ended
+        bars.say("it is ready")
+        if second < 10:
+            bars.loading(replicas(9, 6))
+    after = screen.getvalue().partition("it is ready")[2]
+    assert "stage0.0" not in after
+    assert ("stage0.1" in after) == (second < 10)
