@@ -122,6 +122,7 @@ async def _follow(client: Client, stream: Stream, got: list[Answer], *, show: bo
                         notice.progress(progress)
                     case Piece() as piece:
                         shown = got[piece.choice].add(piece)
+                        notice.piece()
                         if show:
                             notice.text()
                             print(shown, end="", flush=True)

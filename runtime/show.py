@@ -1,10 +1,11 @@
 """What a person sees on a terminal: bars while things load, a session's figures as a line."""
 
+import asyncio
 import os
 import sys
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -108,11 +109,50 @@ class Bars:
             say(text)
 
 
-class Notice:
-    """What a generation waits for, in a line on stderr that gives way to its text; silent unless stderr is a terminal."""
+WAITS: Final = frozenset({"queued", "waiting", "preempted", "parked", "replaying"})
+"""Phases in which an answer does not get on."""
+WAIT_S: Final = 2.0
+"""How long one lasts until a log has a line for it: an answer that comes as it should has none."""
+
+
+class _WaitLines:
+    """What a generation waits for where stderr is no terminal: a line for each wait that lasts, and one when it goes on after that."""
 
     def __init__(self) -> None:
-        self._on = sys.stderr.isatty()
+        self._what = ""
+        self._text = ""
+        self._said = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait(self, what: str, text: str) -> None:
+        self._text = text
+        if what != self._what:
+            self.stop()
+            self._what = what
+            self._timer = asyncio.get_running_loop().call_later(WAIT_S, self._say)
+
+    def over(self, text: str) -> None:
+        self.stop()
+        if self._said:
+            self._said = False
+            say(f"zrt: {text}")
+
+    def stop(self) -> None:
+        self._what = ""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _say(self) -> None:
+        self._said = True
+        say(f"zrt: {self._text}")
+
+
+class Notice:
+    """What a generation waits for, in a line on stderr that gives way to its text; where that is no terminal, in the lines of a log."""
+
+    def __init__(self) -> None:
+        self._lines = None if sys.stderr.isatty() else _WaitLines()
         self._shown = ""
         self._in_text = False
         self._broken = False
@@ -120,8 +160,12 @@ class Notice:
     def broken(self, endpoint: str, patience: float) -> None:
         """The connection is gone, and is tried for `patience` seconds: said on a line of its own until it is back."""
         self._broken = True
-        line = f"[the connection to {endpoint} broke; reconnecting for {patience:g} s at most]"
-        with suppress(OSError):  # stderr is no terminal, or no more
+        text = f"the connection to {endpoint} broke; reconnecting for {patience:g} s at most"
+        if self._lines is not None:
+            self._lines.wait("connection", text)
+            return
+        line = f"[{text}]"
+        with suppress(OSError):  # stderr is no terminal any more
             if columns := os.get_terminal_size(sys.stderr.fileno()).columns:
                 line = line[: columns - 1]  # one that wraps could not be taken back
         self._write(f"\n{line}" if self._in_text else f"\r\x1b[K{line}")
@@ -130,22 +174,39 @@ class Notice:
         """What was said of the connection is over."""
         if self._broken:
             self._broken = False
+            if self._lines is not None:
+                self._lines.over("the connection is back")
             self._write("\r\x1b[K")
 
     def progress(self, progress: Phase) -> None:
         """Before the text, every change; within it only that the text is held up, once."""
         self.back()
         line = progress.phase
-        if self._in_text:
+        counts = f" {progress.done}/{progress.total}" if progress.total else ""
+        if self._lines is not None:
+            if line in WAITS:
+                known = counts if line in ("queued", "replaying") else ""
+                self._lines.wait(line, f"the answer is {line}{known}{_reason(progress)}")
+            else:
+                self._lines.over("the answer goes on")
+        elif self._in_text:
             if line in ("waiting", "parked", "replaying") and line != self._shown:
                 self._write(f"\n[{line}{_reason(progress)}]\n")
             self._shown = line
         else:
-            counts = f" {progress.done}/{progress.total}" if progress.total else ""
             self._write(f"\r\x1b[K{line}{counts}{_reason(progress)}")
+
+    def piece(self) -> None:
+        """Some of the answer came, whether it is shown or not."""
+        if self._lines is not None:
+            self._lines.over("the answer goes on")
 
     def text(self) -> None:
         """The text goes on, or what else ends the waiting."""
+        if self._lines is not None:
+            self._lines.stop()
+            self._broken = False
+            return
         self.back()
         self._shown = ""
         if not self._in_text:
@@ -153,7 +214,7 @@ class Notice:
             self._write("\r\x1b[K")
 
     def _write(self, text: str) -> None:
-        if self._on:
+        if self._lines is None:
             with suppress(OSError):
                 sys.stderr.write(text)
                 sys.stderr.flush()

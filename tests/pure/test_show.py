@@ -1,14 +1,15 @@
 """What a person reads while a cluster loads and an answer comes, and of its speed."""
 
+import asyncio
 import io
 
 import pytest
 from rich.console import Console
 
 from zrt.runtime import show
-from zrt.runtime.messages.client import Cluster, Finished, StageShare, Timings
+from zrt.runtime.messages.client import Cluster, Finished, Progress, StageShare, Timings
 from zrt.runtime.messages.cluster import ActorInfo
-from zrt.runtime.show import Bars, figures
+from zrt.runtime.show import Bars, Notice, figures
 
 OWN, LENDS = StageShare("stage0", "0-9", 5.0, 40.0, 1.0), StageShare("stage1", "10-29", 5.0, 60.0, 1.0, 20.0)
 
@@ -59,3 +60,41 @@ def test_bars_have_ended_where_a_cluster_is_said_to_be_ready(monkeypatch: pytest
     after = screen.getvalue().partition("it is ready")[2]
     assert "stage0.0" not in after
     assert ("stage0.1" in after) == (second < 10)
+
+
+QUEUED, WAITING = (
+    Progress(id="r", phase="queued", done=2, total=3),
+    Progress(id="r", phase="waiting", message="stage1 is gone"),
+)
+REPLAYING, DECODING = Progress(id="r", phase="replaying", done=7, total=9), Progress(id="r", phase="decoding")
+
+
+async def test_a_log_has_a_line_for_each_wait_that_lasts_and_for_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "WAIT_S", 0.1)
+
+    async def said(*phases: Progress, seconds: float = 0.0) -> list[str]:
+        for phase in phases:
+            notice.progress(phase)
+        await asyncio.sleep(seconds)
+        return capsys.readouterr().err.splitlines()
+
+    notice = Notice()
+    assert await said(QUEUED, DECODING, WAITING, REPLAYING, DECODING, seconds=0.2) == []
+    assert await said(QUEUED, seconds=0.2) == ["zrt: the answer is queued 2/3"]
+    assert await said(QUEUED, WAITING, seconds=0.2) == ["zrt: the answer is waiting (stage1 is gone)"]
+    assert await said(REPLAYING) == []
+    notice.piece()
+    assert await said(seconds=0.2) == ["zrt: the answer goes on"]
+    notice.broken("tcp://box:1", 15)
+    broke = "zrt: the connection to tcp://box:1 broke; reconnecting for 15 s at most"
+    assert await said(seconds=0.2) == [broke]
+    notice.back()
+    assert await said(WAITING, seconds=0.2) == [
+        "zrt: the connection is back",
+        "zrt: the answer is waiting (stage1 is gone)",
+    ]
+    notice.text()  # it failed
+    notice.back()
+    assert await said(seconds=0.2) == []
