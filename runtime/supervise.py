@@ -269,6 +269,10 @@ class Supervisor:
             if isinstance(result, BaseException):
                 raise result
 
+    def pids(self) -> dict[str, int]:
+        """The process of each child; 0 while none runs."""
+        return {name: child.pid for name, child in self.children.items()}
+
     def kill(self) -> None:
         """SIGKILL everything, and start nothing again."""
         self._stopping = True

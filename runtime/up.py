@@ -31,6 +31,7 @@ from zrt.runtime.logs import STAMP
 from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, GoingDown, Kill
+from zrt.runtime.recovery import Recoveries
 from zrt.runtime.seats import seat_name, spare_names
 from zrt.runtime.show import Bars
 from zrt.runtime.spawn import Ready
@@ -64,15 +65,12 @@ async def up(conf: Conf, words: list[str], question: Question | None, lifeline: 
     work = asyncio.ensure_future(parent.serve(question, lifeline))
     try:
         await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if question is None and work.done() and not work.exception():
-            await ended
     finally:
         for task in (work, ended):
             task.cancel()
         await asyncio.wait({work, ended})
         await parent.stop()
-    done = not work.cancelled() and not work.exception()
-    if question is not None and done:
+    if question is not None and not work.cancelled() and not work.exception():
         return work.result()
     if parent.fault is not None:
         raise parent.fault
@@ -108,13 +106,14 @@ class Parent:
         self._supervisor = Supervisor(self._on_death, on_ready=self._on_ready, sink=self._on_line)
         self._coordinator_ready = 0.0
         self._unsaid = 0
+        self._recoveries = Recoveries()
         self._given_up: dict[str, ChildDied] = {}
         self._going_down: asyncio.TimerHandle | None = None
 
     # ---- the cluster's life -------------------------------------------------------------------------------------
 
     async def serve(self, question: Question | None, lifeline: Lifeline) -> int:
-        """Start everything, say when it is ready, and answer the question if there is one: the exit status."""
+        """Start everything, say when it is ready, and answer the question: the exit status. Without one it stays, and says what comes back."""
         endpoint = await self._start()
         async with Client(endpoint) as client:
             with Bars() as self._bars:
@@ -127,9 +126,10 @@ class Parent:
                             self._say(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; {ends}")
                             lifeline.ready(endpoint, 0)
                             await self._until_loaded(cluster, watch, self._bars)
-                            return 0
                 finally:
                     self._bars = None
+            if question is None:
+                await self._recoveries.follow(client, self._supervisor.pids, self._say)
             lifeline.ready(endpoint, 0)
             self._answering = True
             return await answer(client, question)
@@ -268,10 +268,12 @@ class Parent:
         child = self._supervisor.children[death.name]
         brief = msgspec.structs.replace(death, words="") if death.pid else death  # its words were shown as they came
         if death.restarting:
+            self._recoveries.lost(death.name, time.monotonic())
             self._say(f"zrt: {brief}; it is started again")
         report = ChildDied(death.name, death.incarnation, death.exit, death.restarting)
         if not death.restarting:
             self._given_up[death.name] = report
+            self._recoveries.given_up(death.name)
         if self._member is not None:
             self._report(self._member, report)
         if death.restarting:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -263,6 +264,9 @@ def test_a_killed_stage_comes_back_and_the_answer_goes_on(name: str, cluster: Ru
     (stage,) = [actor for actor in status["actors"] if actor["name"] == name]
     assert stage["restarts"] == 1
     assert cluster.children()[name].pid == stage["pid"] != killed.pid
+    assert cluster.process.stderr is not None
+    lines = iter(cluster.process.stderr.readline, "")
+    assert any(re.fullmatch(rf"zrt: {name} is ready again, \d+\.\d s after it was lost\n", line) for line in lines)
 
 
 def test_the_waiting_is_shown_on_a_terminal(cluster: Running, wanted: str) -> None:
@@ -281,7 +285,7 @@ def test_a_killed_coordinator_comes_back_where_it_was(cluster: Running) -> None:
         killed.kill()
         _, words = process.communicate(timeout=30)
         assert process.returncode == 1
-        assert words.startswith("zrt: coordinator_lost: ")
+        assert words.splitlines()[-1].startswith("zrt: coordinator_lost: ")
     assert gone([killed])
     deadline = time.monotonic() + 60
     while cluster.zrt("status", "--json", "--connect", cluster.endpoint).returncode:
