@@ -69,6 +69,7 @@ class BlockServer(Member):
         self.device = device
         self.memory_bytes = memory_bytes
         self.threads = threads
+        self._given = cluster
         self._fault: Fault | None = None
         self._loads_to: ActorState = "ready"
         self.turns = TurnLoop(
@@ -91,6 +92,7 @@ class BlockServer(Member):
         self.on_peer_death(self.blocks.lending.peer_died)
         self.handle_bare(self.bare.on_request)
         self.on_registered(self._on_registered)
+        self.on_coordinator_lost(self._free)
 
     async def start(self) -> None:
         configure_threads(self.threads[0])
@@ -130,6 +132,16 @@ class BlockServer(Member):
                 self.state = "drained"
         if self.blocks.assignment is not None:  # things may have changed since the registration was written
             self._set_state(self.state, self._fault)
+
+    def _free(self) -> None:
+        """After the cluster's orderly end it may serve the next one there, with nothing of the last; unless it was started for that alone."""
+        if self.goes_down and not self._given:
+            self.cluster, self.state = "", "blank"
+            self.blocks.assignment = None
+            self.turns.take_backend(None, 1)
+            self._handovers.serve(None, None)
+            self.routed.forget_all()
+            self.spawn(self.blocks.end(), "free")
 
     # ---- assignment ---------------------------------------------------------------------------------------------
 

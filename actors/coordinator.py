@@ -57,12 +57,12 @@ from zrt.runtime.messages.cluster import ActorInfo, pipeline_order
 from zrt.runtime.messages.control import (
     Assignment,
     Filled,
-    GoingDown,
     Kill,
     Sampled,
     Shutdown,
     StepFailed,
 )
+from zrt.runtime.process import DOWN_STATUS
 from zrt.runtime.prompts import Prompts
 from zrt.runtime.refusal import WireError
 from zrt.runtime.roster import Roster
@@ -92,6 +92,7 @@ class Coordinator(Actor):
         self.prompts = prompts
         self.roster = self._roster()
         self.cluster = cluster or secrets.token_hex(8)
+        self._has_parent = bool(cluster)
         self.happened = Journal()
         self._port_s = port_s
         self.template = self._template(folder)
@@ -274,7 +275,7 @@ class Coordinator(Actor):
                 self._tell_client(bare, Ok(id=request.id))
                 within = request.timeout_ms / 1000
                 self.happened.add("down", caller_name(bare), f"the cluster goes down, in {within:g} s at most")
-                self.registry.tell_all(GoingDown(request.timeout_ms))
+                self.registry.go_down(within)
                 await self.drains.all_finished(within)
                 gone = ZrtError("cancelled", "the cluster was shut down")
                 self.generations.fail_all(gone)
@@ -340,8 +341,10 @@ class Coordinator(Actor):
 
     def _down(self) -> None:
         """`zrt up` ends everything it started; without one, every process is told, and this one ends."""
+        self.registry.closed = True
         supervisors = self.roster.of_kind("supervisor")
         for entry in supervisors or self.roster.of_kind("block_server"):
             self.registry.tell(entry.address, Shutdown())
         if not supervisors:
+            self.status = DOWN_STATUS if self._has_parent else 0
             self.ended.set()

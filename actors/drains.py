@@ -78,6 +78,7 @@ class Drains:
         await self._set_state(entry.address, "ready")
         if entry.state == "drained":  # it had loaded before it heard this
             entry.state = "ready"
+        self._generations.happened.add("drain", name, "is undrained")
         self._changed()
 
     async def all_finished(self, seconds: float) -> None:

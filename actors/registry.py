@@ -74,6 +74,9 @@ class Registry:
         self._changed = changed
         self._helping = Helping(conf)
         self._complaints = Complaints(actor.name)
+        self._down_at: float | None = None
+        self.closed = False
+        """Processes end: nobody is given blocks any more."""
         self._serials = count(
             secrets.randbits(62)
         )  # none that an earlier coordinator gave: members still hold its assignments
@@ -98,6 +101,8 @@ class Registry:
             name = self._conf.cluster.name
             text = f"{header.sender} belongs to another cluster than {name!r}, which has this port now: start it anew to join"
             raise ZrtError("unauthorized", text, self._actor.name)
+        if header.sender == self._actor.name or not header.sender.isprintable():
+            raise ZrtError("bad_request", f"no process here may be called {header.sender!r}", self._actor.name)
         again = self._roster.find(header.sender)
         entry = self._roster.register(address, message, time.monotonic())
         if message.holds is not None and message.state in TAKEN_OVER:
@@ -111,11 +116,13 @@ class Registry:
             self._helping.came(address.name, message.serves)
         self._place()
         self._workers_changed()
+        if self._down_at is not None:
+            self.tell(address, self._going_down(self._down_at))
         return Registered(self._actor.incarnation, BEAT_MS, self._cluster)
 
     def _place(self) -> None:
         """Give blank block servers what the plan lacks."""
-        for entry in self._roster.place():
+        for entry in () if self.closed else self._roster.place():
             assignment = entry.assign(self._template, next(self._serials))
             self._actor.spawn(self._assign(entry.address, assignment), f"assign {entry.address.name}")
         self.changed()
@@ -231,10 +238,16 @@ class Registry:
                     self.tell(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
             self._gone(entry.address.name, entry.address.incarnation)
 
-    def tell_all(self, message: GoingDown) -> None:
+    def go_down(self, seconds: float) -> None:
+        """Tell all who are here, and all who come, that the cluster ends, in so long at most."""
+        self._down_at = time.monotonic() + seconds
         for kind in get_args(ActorKind):
             for entry in self._roster.of_kind(kind):
-                self.tell(entry.address, message)
+                self.tell(entry.address, self._going_down(self._down_at))
+
+    @staticmethod
+    def _going_down(at: float) -> GoingDown:
+        return GoingDown(max(0, int(1000 * (at - time.monotonic()))))
 
     def tell(self, address: Address, message: Kill | GoingDown | Shutdown | Workers) -> None:
         """Tell it if it listens: one that does not must not keep us from the rest of our work."""

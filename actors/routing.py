@@ -195,6 +195,7 @@ class Routing:
         if lost is not None:
             self._fail(generation, lost)
         else:
+            generation.fault = generation.fault or self._pipeline.unready()
             generation.progress()
 
 

@@ -55,6 +55,8 @@ class Actor:
         self.endpoint = ""
         self.ended = asyncio.Event()
         self.failed = False
+        self.status = 0
+        """Its process's, where it ended in good order."""
         self._listen = listen
         self._advertise = advertise
         self._limit = limit

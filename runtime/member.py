@@ -71,7 +71,7 @@ class Member(Actor):
         self.cluster = cluster
         self.registered = asyncio.Event()
         self.heard = time.monotonic()
-        self._goes_down = False
+        self.goes_down = False
         self._put_off = 0  # orders that wait for a registration, and those behind them
         self._in_order = asyncio.Lock()
         self._up = asyncio.Event()
@@ -206,7 +206,7 @@ class Member(Actor):
         return Done()
 
     def _on_going_down(self, envelope: Envelope) -> Control:
-        self._goes_down = True
+        self.goes_down = True
         return Done()
 
     def _on_link_down(self, link: Link) -> None:
@@ -250,7 +250,7 @@ class Member(Actor):
         self.coordinator = Address(reply.header.sender, reply.body.incarnation, unknown.endpoint)
         log.info("%s: joined the coordinator at %s", self.name, unknown.endpoint)
         self._astray.clear()
-        self._goes_down = False
+        self.goes_down = False
         self.registered.set()
         self._beats = self.every(max(reply.body.beat_ms / 1000, _LEAST_BEAT_S), self._beat)
         for fn in self._on_registered_fns:
@@ -279,7 +279,7 @@ class Member(Actor):
     def _lose(self, why: str) -> None:
         if not self.registered.is_set():
             return
-        if self._goes_down:
+        if self.goes_down:
             log.info("%s: the cluster went down; waiting until it is back at %s", self.name, self.coordinator.endpoint)
         else:
             log.warning("%s: lost the coordinator: %s", self.name, why)

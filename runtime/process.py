@@ -17,12 +17,14 @@ from zrt.runtime.lifeline import Lifeline
 
 log = logging.getLogger(__name__)
 
+DOWN_STATUS: Final = 77
+"""The exit of a coordinator that ended its cluster while its parent did not hear so."""
 STOP_S: Final = 10.0
 """How long an actor may take to stop once it was told to end."""
 
 
 def run_actor(make: Callable[[], Actor], lifeline: Lifeline) -> NoReturn:
-    """Make an actor (heavy imports belong in `make`), run it on uvloop until it is told to end, and leave with status 0.
+    """Make an actor (heavy imports belong in `make`), run it on uvloop until it is told to end, and leave with its `status`.
 
     It ends when its `ended` is set, or on SIGTERM or SIGINT; a second signal ends it at once. What fails before it is ready is told to
     the parent and raised. Leaving does not wait for threads: a lane may be in the middle of a product that nobody needs any more.
@@ -74,5 +76,5 @@ async def _live(actor: Actor, lifeline: Lifeline) -> int:
     except Exception:
         log.exception("%s did not stop in good order", actor.name)
     else:
-        return int(actor.failed)
+        return int(actor.failed) or actor.status
     return 1

@@ -31,6 +31,7 @@ from zrt.runtime.logs import STAMP
 from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, GoingDown, Kill
+from zrt.runtime.process import DOWN_STATUS
 from zrt.runtime.recovery import Recoveries
 from zrt.runtime.seats import seat_name, spare_names
 from zrt.runtime.show import Bars
@@ -262,7 +263,7 @@ class Parent:
     def _on_death(self, death: Death) -> None:
         if self.ended.is_set():
             return
-        if death.name == COORDINATOR and self._going_down is not None:
+        if death.name == COORDINATOR and (self._going_down is not None or death.exit == DOWN_STATUS):
             self.ended.set()
             return
         child = self._supervisor.children[death.name]
@@ -304,6 +305,8 @@ class Parent:
         """The coordinator tells us when to go; should it die or hang before, we go all the same."""
         message = envelope.body
         assert isinstance(message, GoingDown)
+        if self._member is not None:
+            self._member.goes_down = True
         if self._going_down is not None:
             self._going_down.cancel()
         self._going_down = asyncio.get_running_loop().call_later(message.within_ms / 1000 + TELL_S, self.ended.set)

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -122,6 +123,13 @@ def family(home: Path) -> list[psutil.Process]:
 def gone(processes: Sequence[psutil.Process], within: float = 5.0) -> bool:
     """Whether all of them ended in time."""
     return not psutil.wait_procs(processes, within)[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from clusters import memory_for
-from running import run_zrt, running, start_zrt
+from running import free_port, run_zrt, running, start_zrt
 from tiny_models import reference
 
 from zrt.runtime import config
@@ -42,13 +41,6 @@ threads = 1
 name = "cellar"
 join = true
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

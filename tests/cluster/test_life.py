@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from clusters import cluster_file
-from running import END_S, GREEDY, Running, answering, begun, family, gone, running, slow_model, start_zrt
+from running import END_S, GREEDY, Running, answering, begun, family, free_port, gone, running, slow_model, start_zrt
 from terminal import Terminal
 
 from zrt.runtime import asking, client
@@ -170,6 +172,45 @@ def test_a_coordinator_that_dies_or_hangs_while_the_cluster_goes_down_keeps_noth
         _, said = down.communicate(timeout=END_S)
         assert (down.returncode, said) == (0, "zrt: test is down\n")
         assert gone(list(processes.values()), 0)
+
+
+def test_a_zrt_up_that_did_not_hear_that_its_cluster_went_down_ends_as_well(conf: str, tmp_path: Path) -> None:
+    with running(conf, home=tmp_path) as cluster:
+        coordinator = cluster.children()["coordinator"]
+        cluster.process.send_signal(signal.SIGSTOP)
+        until_status(cluster, lambda status: any(event["where"] == "up" for event in status["happened"]))
+        down = start_zrt("down", "--timeout", "0", home=tmp_path)
+        deadline = time.monotonic() + END_S
+        while coordinator.status() != psutil.STATUS_ZOMBIE:  # its parent cannot wait for it
+            assert time.monotonic() < deadline
+        cluster.process.send_signal(signal.SIGCONT)
+        assert cluster.process.wait(END_S) == 0, cluster.process.stderr.read()
+        _, said = down.communicate(timeout=END_S)
+        assert (down.returncode, said) == (0, "zrt: test is down\n")
+        assert family(tmp_path) == []
+
+
+def test_a_block_server_started_by_hand_serves_the_next_cluster_there(tiny: Path, tmp_path: Path) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    conf = write_conf(tiny, tmp_path, stages=1, cluster_listen=endpoint)
+    words = ("--join", endpoint, "--name", "mine", "--listen", "tcp://127.0.0.1:0", "--threads", "1")
+    mine = start_zrt("actor", "block-server", *words, home=tmp_path / "mine")
+    try:
+        for _ in range(2):
+            with running(conf, home=tmp_path) as cluster:
+
+                def waits(status: dict[str, Any]) -> bool:
+                    return any((one["name"], one["state"]) == ("mine", "blank") for one in status["actors"])
+
+                until_status(cluster, waits)
+                down = cluster.zrt("down")
+                assert down.returncode == 0, down.stderr
+                assert cluster.process.wait(END_S) == 0
+    finally:
+        mine.kill()
+        said = mine.communicate()[1]
+    assert said.count(f"mine: the cluster went down; waiting until it is back at {endpoint}") == 2
+    assert "loads blocks" not in said
 
 
 def test_a_replica_that_loads_longer_than_another_is_shown_to_its_end(slow: Path, tmp_path: Path) -> None:

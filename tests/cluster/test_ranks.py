@@ -19,6 +19,7 @@ from running import Running, run_zrt, running, start_zrt
 from torch.distributed import TCPStore
 
 PATIENCE_MS = 30_000
+ANYWHERE = ("--listen", "tcp://127.0.0.1:0")
 
 
 class Hand:
@@ -150,7 +151,9 @@ def test_check_forms_a_group_or_names_the_sizes_that_work(make_model: Callable[.
 
 
 def test_up_refuses_a_size_that_does_not_work(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    refused = run_zrt("up", "--model", str(make_model("llama")), "--tp", "3", "--token-ids", "1", home=tmp_path)
+    refused = run_zrt(
+        "up", *ANYWHERE, "--model", str(make_model("llama")), "--tp", "3", "--token-ids", "1", home=tmp_path
+    )
     assert refused.returncode == 2
     assert "sizes that work: 1, 2, 4" in refused.stderr
 
@@ -215,10 +218,10 @@ def test_the_demo_model_says_over_three_ranks_what_it_says_in_one_process(demo_m
     )
     answers = []
     for tp in ("1", "3"):
-        done = run_zrt("up", "--model", str(demo_model), "--tp", tp, *question, home=tmp_path, timeout=110)
+        done = run_zrt("up", *ANYWHERE, "--model", str(demo_model), "--tp", tp, *question, home=tmp_path, timeout=110)
         assert done.returncode == 0, done.stderr
         answers.append(json.loads(done.stdout)["token_ids"])
     assert answers[0] == answers[1]
-    refused = run_zrt("up", "--model", str(demo_model), "--tp", "2", *question, home=tmp_path)
+    refused = run_zrt("up", *ANYWHERE, "--model", str(demo_model), "--tp", "2", *question, home=tmp_path)
     assert refused.returncode == 2
     assert "sizes that work: 1, 3" in refused.stderr
