@@ -38,7 +38,9 @@ def run_block_server(
         _guard(listen, insecure)
         alone = _threads(threads)
         from zrt.actors.block_server import BlockServer
+        from zrt.runtime.compute.device_memory import check_device
 
+        check_device(device)
         return BlockServer(
             name or f"block-server-{os.getpid()}",
             join=join,
@@ -110,8 +112,10 @@ def run_worker(
         _guard(listen, insecure)
         count = _threads(threads)
         from zrt.actors.layer_worker import LayerWorker
+        from zrt.runtime.compute.device_memory import check_device
         from zrt.runtime.models import home
 
+        check_device(device)
         return LayerWorker(
             name or f"worker-{socket.gethostname()}-{os.getpid()}",
             join=join,

@@ -1,4 +1,4 @@
-"""The memory of a device: of the machine for the CPU, its own for a GPU."""
+"""The devices of this machine, and the memory of each: of the machine for the CPU, its own for a GPU."""
 
 import torch
 
@@ -6,13 +6,19 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.machine import available_memory, total_memory
 
 
+def check_device(device: torch.device | str) -> None:
+    """ZrtError unsupported: there is no such device."""
+    place = torch.device(device)
+    if place.type != "cpu" and (not torch.cuda.is_available() or (place.index or 0) >= torch.cuda.device_count()):
+        raise ZrtError("unsupported", f"there is no device {device} here: {torch.cuda.device_count()} CUDA devices")
+
+
 def device_memory(device: torch.device | str) -> tuple[int, int]:
     """Bytes that are free now, and bytes in all. ZrtError unsupported: there is no such device."""
     place = torch.device(device)
     if place.type == "cpu":
         return available_memory(), total_memory()
-    if not torch.cuda.is_available() or (place.index or 0) >= torch.cuda.device_count():
-        raise ZrtError("unsupported", f"there is no device {device} here: {torch.cuda.device_count()} CUDA devices")
+    check_device(place)
     free, total = torch.cuda.mem_get_info(place)
     return free, total
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
+from zrt.runtime.compute.device_memory import check_device
 from zrt.runtime.compute.handover import HandedRows, joined
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.layout import PAGE_TOKENS
@@ -378,8 +379,7 @@ def _check_gpu(
     group: Collectives | None,
 ) -> None:
     """`unsupported` where this device or group cannot serve; `insufficient_vram` when weights and KV are more than the budget or what is free."""
-    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-        raise ZrtError("unsupported", f"there is no device {device} here: {torch.cuda.device_count()} CUDA devices")
+    check_device(device)
     torch.cuda.set_device(device)
     gc.collect()  # what an engine before this one held is free, and not only torch's
     torch.cuda.empty_cache()

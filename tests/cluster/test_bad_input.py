@@ -69,6 +69,13 @@ def test_words_that_are_off_are_named(words: str, named: str, tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("kind", ["worker", "actor block-server"])
+def test_a_process_does_not_join_with_a_device_that_is_not_there(kind: str, tmp_path: Path) -> None:
+    done = run_zrt(*kind.split(), "--join", "tcp://127.0.0.1:1", "--device", "cuda:31", home=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("zrt: unsupported: there is no device cuda:31 here: ")
+
+
 def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
     done = run_zrt("generate", "\udcff", home=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
-from clusters import Local, local_cluster
+from clusters import Local, local_cluster, make_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import CLIENT, CONTROL, OBEYED, Kind, Mutants, Speaker
@@ -49,6 +49,20 @@ async def pelt(endpoint: str, frames: list[list[bytes]]) -> None:
                 socket.recv_multipart()
             if number % 20 == 0:
                 await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("name", ["coordinator", "\x1b[31mred\n"])
+async def test_names_that_would_mislead_are_refused(
+    name: str, make_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with local_cluster(make_model("llama"), [None]) as cluster:
+        stranger = make_server(name, cluster.coordinator.endpoint)
+        await stranger.start()
+        try:
+            await until(lambda: f"no process here may be called {name!r}" in caplog.text)
+            assert not stranger.registered.is_set()
+        finally:
+            await stranger.stop()
 
 
 async def quiet(cluster: Local) -> None:
