@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import Local, cluster_file, local_cluster
+from clusters import Local, cluster_file, local_cluster, memory_for
 from peers import until
 from tiny_models import reference
 
@@ -15,6 +15,7 @@ from zrt.actors.lent_layers import LentLayers
 from zrt.runtime.capacity import needs
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import parse
+from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.layers import Batch
 from zrt.runtime.seats import stage_ranges
 
@@ -203,3 +204,19 @@ async def test_a_worker_outlives_its_master_and_serves_the_next_with_what_it_hol
         assert seen.actors[0].lend is not None
         (worker,) = seen.actors[0].lend.workers
         assert (worker.pushed_bytes, worker.push_bytes, worker.held_bytes) == (0, 0, worker.total_bytes)
+
+
+async def test_a_worker_whose_memory_is_less_than_its_blocks_take_is_waited_for(model: Path) -> None:
+    """By its --memory, which a worker of the same name with more of it replaces."""
+    lend = {"attic": ["1-3"]}
+    narrow, wide = memory_for(model, 2, worker=True), memory_for(model, 3, worker=True)
+    async with local_cluster(model, [None], lend=lend, workers={"attic": narrow}, waits=False) as cluster:
+
+        def told(seen: Cluster) -> bool:
+            lent = seen.actors[0].lend
+            return lent is not None and "the 3 blocks pinned to it: its --memory leaves" in lent.waits_for
+
+        await cluster.until(told)
+        await cluster.workers["attic"].stop()
+        await cluster.join_worker("attic", wide)
+        assert await cluster.greedy(PROMPT, TOKENS) == reference(model, PROMPT, TOKENS)
