@@ -146,17 +146,21 @@ class Lending:
                 plan = self._plan = await self._planned(model, cancelled)
                 return await self._give_out(folder, model, plan, progress, cancelled)
             except ZrtError as error:
-                if cancelled() or attempt == ATTEMPTS - 1 or not self._may_go_on(assignment, error):
+                if cancelled():
+                    raise
+                if attempt == ATTEMPTS - 1 or not self._may_go_on(assignment, error):
+                    self._say("")
                     raise
                 log.warning("%s: layers are given out again: %s", self._actor.name, error)
                 await self.end()
         raise AssertionError("the last attempt returns or raises")
 
     def _may_go_on(self, assignment: Assignment, error: ZrtError) -> bool:
-        """Whether another attempt may do: a worker was lost, or one that nothing is pinned to cannot hold what it was given."""
+        """Whether another attempt may do: a worker was lost, or one that nothing is pinned to cannot hold what it was given. That none will come
+        is our own word, and final."""
         worker = self._workers.get(error.where)
         if error.kind == "worker_failed":
-            return True
+            return error.where != self._actor.name
         if worker is None:
             return False
         self._refused[worker.address] = error.message

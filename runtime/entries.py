@@ -66,8 +66,9 @@ class Entry:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for layer workers."""
-        return self.load.lend is not None and bool(self.load.lend.waits_for)
+        """Whether it waits for layer workers, or has failed for want of them."""
+        failed = self.fault is not None and self.fault.kind == "worker_failed"
+        return failed or (self.load.lend is not None and bool(self.load.lend.waits_for))
 
     @property
     def room(self) -> float:

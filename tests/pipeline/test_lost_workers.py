@@ -21,7 +21,10 @@ from tiny_models import reference
 
 from zrt.actors import lending
 from zrt.runtime.actor import Envelope
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Piece, Progress
+from zrt.runtime.messages.control import ChildDied
 from zrt.runtime.messages.layers import ModelDataChunk, ModelDataTaken
 from zrt.runtime.wire import Body
 
@@ -140,3 +143,31 @@ async def test_a_worker_is_lost_and_no_token(
             answered_s=round(answered, 1),
             sent_again=sum(taken.values()) - sum(path.stat().st_size for path in stored(cluster.cache)),
         )
+
+
+async def test_a_pinned_worker_that_is_not_started_again_fails_its_stage_at_once_until_it_is_started_by_hand(
+    model: Path, wanted: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with local_cluster(model, [None], lend={"attic": ["2-5"]}) as cluster:
+        parent = Member("up", "supervisor", join=cluster.coordinator.endpoint)
+        parent.state = "ready"
+        await parent.start()
+        cluster.stack.push_async_callback(parent.stop)
+        await parent.registered.wait()
+        attic = cluster.workers["attic"]
+        report = ChildDied("attic", attic.incarnation, -9, False)
+        await attic.stop()
+        began = time.monotonic()
+        await parent.ask_coordinator(report, timeout=5.0)
+        seen = await cluster.until(lambda seen: seen.actors[0].state == "failed")
+        assert time.monotonic() - began < 2.0
+        lend = seen.actors[0].lend
+        assert lend is not None
+        assert (lend.waits_for, seen.fault.count("attic is not started again, and blocks are pinned to it")) == ("", 1)
+        assert not any("layers are given out again" in record.message for record in caplog.records)
+        with pytest.raises(ZrtError) as raised:
+            await cluster.greedy(PROMPT, TOKENS)
+        assert raised.value.kind == "worker_failed"
+        await cluster.join_worker("attic")
+        await cluster.until(lambda seen: seen.ready)
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
