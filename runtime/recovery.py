@@ -10,22 +10,24 @@ from typing import Final, NoReturn
 from zrt.runtime.client import Client
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Cluster
+from zrt.runtime.messages.cluster import ActorInfo
 
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0
 """How often the coordinator tells how its cluster is where nothing changes."""
 AGAIN_S: Final = 0.5
-_THERE: Final = frozenset({"blank", "ready", "draining", "drained"})
+READY: Final = "is ready again"
 
 
 class Recoveries:
-    """Of one cluster. A process is back when its successor is ready, and every stage with it; where others take its place, or the one that
-    was lost is nobody's child here, the cluster is."""
+    """Of one cluster. A process is back when its successor is ready, whatever becomes of others. The cluster is when every stage is: that is
+    said where no process did, or where one loads besides that was not lost itself, but its ranks or workers were, or that takes another's place."""
 
     def __init__(self) -> None:
         self._lost: dict[str, float] = {}
         self._unready: float | None = None
+        self._told = self._others = False
 
     async def follow(
         self, client: Client, pids: Callable[[], Mapping[str, int]], say: Callable[[str], None]
@@ -52,18 +54,33 @@ class Recoveries:
     def seen(self, cluster: Cluster, pids: Mapping[str, int], now: float) -> list[str]:
         """The lines to say now. `pids` are the processes that run, by name: a coordinator may yet show the one before."""
         if not cluster.ready:
-            if self._unready is None and not any(actor.state in ("draining", "drained") for actor in cluster.actors):
+            drained = any(actor.state in ("draining", "drained") for actor in cluster.actors)
+            if self._unready is None and not drained:
                 self._unready = now
-            return []
-        since, self._unready = self._unready, None
+            self._others |= any(
+                actor.stage >= 0 and actor.state == "loading" and actor.name not in self._lost
+                for actor in cluster.actors
+            )
         lines = []
         for actor in cluster.actors:
-            if actor.name in self._lost and actor.state in _THERE and actor.pid == pids.get(actor.name):
-                spare = actor.kind == "block_server" and actor.stage < 0
-                how = (
-                    "is back, as a spare" if spare else "is back" if actor.kind == "layer_worker" else "is ready again"
-                )
+            if actor.name not in self._lost or actor.pid != pids.get(actor.name):
+                continue
+            how = _back(actor, cluster.ready)
+            if how:
+                self._told |= how == READY
                 lines.append(f"{actor.name} {how}, {now - self._lost.pop(actor.name):.1f} s after it was lost")
-        if since is not None and not lines:
-            lines.append(f"{cluster.name} is ready again, after {now - since:.1f} s")
+        if cluster.ready:
+            if self._unready is not None and (self._others or not self._told):
+                lines.append(f"{cluster.name} {READY}, after {now - self._unready:.1f} s")
+            self._unready, self._told, self._others = None, False, False
         return lines
+
+
+def _back(actor: ActorInfo, settled: bool) -> str:
+    """How this successor of a lost process is back, in words; empty while it is not. One without blocks may yet be given some, until all is
+    `settled`."""
+    if actor.kind == "layer_worker":
+        return "" if actor.state == "starting" else "is back"
+    if actor.state == "blank":
+        return "is back, as a spare" if settled and actor.stage < 0 else ""
+    return READY if actor.state in ("ready", "draining", "drained") else ""

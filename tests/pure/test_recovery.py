@@ -13,8 +13,8 @@ def seen(*actors: ActorInfo, ready: bool = True) -> Cluster:
     return Cluster(id="", name="test", model="m", ready=ready, context=1, num_blocks=4, actors=list(actors))
 
 
-def stage(state: str, pid: int = 11, number: int = 0) -> ActorInfo:
-    return ActorInfo("stage0", "block_server", state, pid=pid, stage=number)  # type: ignore[arg-type]
+def stage(state: str, pid: int = 11, number: int = 0, name: str = "stage0") -> ActorInfo:
+    return ActorInfo(name, "block_server", state, pid=pid, stage=number)  # type: ignore[arg-type]
 
 
 def test_a_stage_is_ready_again_when_its_new_process_is() -> None:
@@ -36,21 +36,77 @@ def test_where_a_spare_takes_over_the_cluster_is_ready_again_and_the_process_the
     assert recoveries.seen(seen(stage("blank", number=-1)), PIDS, 9.0) == back
 
 
+ATTIC = ActorInfo("attic", "layer_worker", "blank", pid=14)
+COORDINATOR = ActorInfo("coordinator", "coordinator", "ready", pid=1)
+LOADS, READY = stage("loading"), stage("ready")
+OTHER_LOADS, OTHER_READY = stage("loading", 12, 1, "stage1"), stage("ready", 12, 1, "stage1")
+
+
 @pytest.mark.parametrize(
-    ("actor", "said"),
+    ("lost", "then"),
     [
-        (ActorInfo("attic", "layer_worker", "ready", pid=14), "attic is back, 2.0 s after it was lost"),
-        (
-            ActorInfo("coordinator", "coordinator", "ready", pid=1),
-            "coordinator is ready again, 2.0 s after it was lost",
+        pytest.param(
+            "stage0",
+            [
+                ([OTHER_LOADS], False, []),
+                ([READY, OTHER_LOADS], False, ["stage0 is ready again, 2.0 s after it was lost"]),
+                ([READY, OTHER_READY], True, ["test is ready again, after 2.0 s"]),
+            ],
+            id="another stage, whose ranks were lost, comes after it",
         ),
+        pytest.param(
+            "stage0",
+            [
+                ([OTHER_READY], False, []),
+                ([stage("blank"), OTHER_READY], False, []),
+                ([LOADS, OTHER_READY], False, []),
+                ([READY, OTHER_READY], True, ["stage0 is ready again, 4.0 s after it was lost"]),
+            ],
+            id="it has its blocks, and no state of them yet",
+        ),
+        pytest.param(
+            "stage0",
+            [
+                ([stage("loading", 13, 0, "spare0")], False, []),
+                ([stage("blank", number=-1), stage("loading", 13, 0, "spare0")], False, []),
+                (
+                    [stage("blank", number=-1), stage("ready", 13, 0, "spare0")],
+                    True,
+                    ["stage0 is back, as a spare, 3.0 s after it was lost", "test is ready again, after 2.0 s"],
+                ),
+            ],
+            id="a spare takes its place",
+        ),
+        pytest.param(
+            "attic",
+            [
+                ([LOADS], False, []),
+                ([ATTIC, LOADS], False, ["attic is back, 2.0 s after it was lost"]),
+                ([ATTIC, READY], True, ["test is ready again, after 2.0 s"]),
+            ],
+            id="its stage waits for a worker",
+        ),
+        pytest.param(
+            "coordinator",
+            [
+                ([COORDINATOR], False, ["coordinator is ready again, 1.0 s after it was lost"]),
+                ([COORDINATOR, READY], True, []),
+            ],
+            id="the stages join the next coordinator",
+        ),
+        pytest.param("", [([LOADS], False, []), ([READY], True, ["test is ready again, after 1.0 s"])], id="ranks"),
     ],
 )
-def test_a_worker_and_a_coordinator_are_back_when_all_stages_are_ready(actor: ActorInfo, said: str) -> None:
+def test_who_is_ready_again_is_told_at_once_and_the_cluster_where_that_is_not_all(
+    lost: str, then: list[tuple[list[ActorInfo], bool, list[str]]]
+) -> None:
     recoveries = Recoveries()
-    recoveries.lost(actor.name, 5.0)
-    assert recoveries.seen(seen(actor, stage("loading"), ready=False), PIDS, 6.0) == []
-    assert recoveries.seen(seen(actor, stage("ready")), PIDS, 7.0) == [said]
+    if lost:
+        recoveries.lost(lost, 5.0)
+    for seconds, (actors, ready, said) in enumerate(then, 6):
+        assert recoveries.seen(seen(*actors, ready=ready), PIDS, float(seconds)) == said
+    assert recoveries.seen(seen(ready=False), PIDS, 20.0) == []
+    assert recoveries.seen(seen(), PIDS, 21.0) == ["test is ready again, after 1.0 s"]  # nothing of before is left
 
 
 def test_what_is_not_started_again_or_was_drained_is_not_said_to_be_back() -> None:
