@@ -3,6 +3,7 @@
 A process takes its weights, its KV pool (in full, although its pages are touched only when sessions come) and what it is itself.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -142,17 +143,20 @@ def shortage(needs: Needs) -> ZrtError | None:
                 f"{in_words(stage.kv_page_bytes)}: raise [kv] bytes or give it fewer blocks"
             )
         if stage.memory is not None and stage.total_bytes - stage.lendable_bytes > stage.memory:
-            lacks.append(f"{_breakdown(stage)}; it may take {in_words(stage.memory)}: {_WAYS_OUT}, or raise its memory")
+            lacks.append(
+                f"{_breakdown(stage)}; it may take {in_words(stage.memory)}: {_ways_out([stage])}, or raise its memory"
+            )
     if needs.needed_bytes > needs.available_bytes:
         takers: list[StageNeeds | LentNeeds] = []
         for stage in needs.stages:
             takers += [stage, *(lent for lent in stage.lent if not lent.joins)]
+        ways = _ways_out(takers)
         each = "; ".join(_breakdown(taker) for taker in takers)
         others = {"spares": needs.spares_bytes, "layer workers": needs.workers_bytes}
         more = "".join(f"; {name} {in_words(size)}" for name, size in others.items() if size)
         lacks.append(
             f"the cluster needs {in_words(needs.needed_bytes)} of this machine's memory, and {in_words(needs.available_bytes)} "
-            f"are available. {each}; coordinator {in_words(needs.coordinator_bytes)}{more}. {_WAYS_OUT[0].upper()}{_WAYS_OUT[1:]}"
+            f"are available. {each}; coordinator {in_words(needs.coordinator_bytes)}{more}. {ways[0].upper()}{ways[1:]}"
         )
     return ZrtError("insufficient_memory", "\n".join(lacks)) if lacks else None
 
@@ -184,9 +188,15 @@ def in_words(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
-_WAYS_OUT: Final = (
-    'lower [kv] bytes, take a smaller dtype or model, let layer workers help (backend = "layers" in a [[stage]])'
-)
+def _ways_out(takers: Sequence[StageNeeds | LentNeeds]) -> str:
+    """What makes them take less of their memory: none that does nothing for any of them."""
+    stages = [taker for taker in takers if isinstance(taker, StageNeeds)]
+    ways = ["take a smaller dtype or model"]
+    if any(taker.kv_bytes for taker in takers if not (isinstance(taker, StageNeeds) and taker.lendable_bytes)):
+        ways.insert(0, "lower [kv] bytes")
+    if any(stage.own and stage.tp == 1 and not stage.lendable_bytes for stage in stages):
+        ways.append('let layer workers help (backend = "layers" in a [[stage]])')
+    return ", ".join(ways)
 
 
 def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks: Blocks) -> StageNeeds:
@@ -240,6 +250,12 @@ def _breakdown(needs: StageNeeds | LentNeeds) -> str:
         who, times = f"layer worker {needs.worker} (blocks {needs.blocks})", ""
     else:
         who, times = str(needs), f"{needs.replicas} x " if needs.replicas > 1 else ""
+        if needs.lendable_bytes:
+            left = needs.total_bytes - needs.lendable_bytes
+            return (
+                f"{who} needs {times}{in_words(left)} even if layer workers hold blocks {needs.own} and their KV "
+                f"(weights {in_words(left - needs.process_bytes)}, the process {in_words(needs.process_bytes)})"
+            )
     return (
         f"{who} needs {times}{in_words(needs.total_bytes)} (weights {in_words(needs.weight_bytes)}, "
         f"KV {in_words(needs.kv_bytes)}, the process {in_words(needs.process_bytes)})"

@@ -244,11 +244,12 @@ def _sums(found: Needs, gpus: tuple[GpuNeeds, ...]) -> list[str]:
         if stage.lendable_bytes:
             left = in_words(stage.total_bytes - stage.lendable_bytes)
             over = stage.total_bytes - stage.memory if stage.memory is not None else 0
-            without = (
-                f"it is ready once workers with room for {in_words(over)} have joined"
-                if over > 0
-                else "it is ready without any, too"
-            )
+            if over > stage.lendable_bytes:
+                without = "it may take too little even for the rest"
+            elif over > 0:
+                without = f"it is ready once workers with room for {in_words(over)} have joined"
+            else:
+                without = "it is ready without any, too"
             lines.append(
                 f"{stage.name}: of its {in_words(stage.total_bytes)} only {left} count in all; blocks {stage.own or 'none'} and their KV, "
                 f"{in_words(stage.lendable_bytes)}, are shared with layer workers when they join, by their memory and speed; {without}"

@@ -199,6 +199,11 @@ def test_what_layer_workers_may_hold_is_told_apart(make_model: MakeModel, conf: 
     ready = r"; it is ready once workers with room for 3[23]\.\d MiB have joined$"
     assert re.search(ready, done.stdout, re.MULTILINE), done.stdout
 
+    done = zrt("plan", conf(make_model("llama"), [None], helped=True, memory=300 << 20))
+    assert done.returncode == 1
+    assert "; it may take too little even for the rest\n" in done.stdout
+    assert re.search(r"; it may take 300\.0 MiB: take a smaller dtype or model, or raise its memory$", done.stderr)
+
 
 def test_pinned_workers_have_a_line_each_under_their_stages(
     make_model: MakeModel, conf: Callable[..., Path], zrt: Zrt

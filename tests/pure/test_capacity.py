@@ -142,6 +142,27 @@ def test_a_stage_that_may_take_less_than_it_needs_is_refused() -> None:
     )
 
 
+LEAST = "needs 2.5 GiB even if layer workers hold blocks 0-31 and their KV (weights 2.0 GiB, the process 506.5 MiB)"
+
+
+def test_a_stage_that_takes_help_is_told_what_it_needs_even_so_and_is_not_advised_to_take_it() -> None:
+    helped = Stage(backend="layers", memory=GIB)
+    error = shortage(needed(conf(helped)))
+    assert error is not None
+    assert error.message == (
+        f"stage0 (blocks 0-31) {LEAST}; it may take 1.0 GiB: take a smaller dtype or model, or raise its memory"
+    )
+    error = shortage(needed(conf(Stage(backend="layers")), GIB))
+    assert error is not None
+    assert error.message.endswith(f"stage0 (blocks 0-31) {LEAST}; coordinator 128.0 MiB. Take a smaller dtype or model")
+
+
+def test_a_stage_with_ranks_is_not_advised_to_take_help_that_it_cannot() -> None:
+    error = shortage(needed(conf(Stage(memory=GIB, tp=2))))
+    assert error is not None
+    assert error.message.endswith(": lower [kv] bytes, take a smaller dtype or model, or raise its memory")
+
+
 def test_every_shortage_is_told() -> None:
     error = shortage(needed(conf(Stage(memory=MIB), Stage(memory=2 * MIB), kv=1000), available=GIB))
     assert error is not None
