@@ -24,10 +24,11 @@ from zrt.runtime.cluster_file import Conf
 from zrt.runtime.command_lines import CommandLines, Line
 from zrt.runtime.connection import CONNECT_S
 from zrt.runtime.counted import counted
-from zrt.runtime.errors import KINDS, Kind, ZrtError
+from zrt.runtime.errors import KINDS, ZrtError
 from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline
 from zrt.runtime.logs import STAMP
+from zrt.runtime.losses import COORDINATOR, final_loss
 from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, GoingDown, Kill
@@ -47,7 +48,6 @@ HURRY_S: Final = 1.0
 TELL_S: Final = 3.0
 READY_S: Final = 30.0
 """How long a process may take until its sockets are bound: to start and import, not to load."""
-COORDINATOR: Final = "coordinator"
 HUNG_S: Final = 4.0
 """A coordinator that answers nothing for so long, less what our own loop was late, is taken for hung: it is asked once a second."""
 WATCH_S: Final = 0.5
@@ -279,7 +279,7 @@ class Parent:
             self._report(self._member, report)
         if death.restarting:
             return
-        final = _final(child, str(death), str(brief))
+        final = final_loss(child, self.conf, str(death), str(brief))
         if death.name == COORDINATOR or not (self.was_ready or death.name in self._spares):
             self.fault = final
             self.ended.set()
@@ -317,8 +317,11 @@ class Parent:
         assert isinstance(message, Kill)
         child = self._supervisor.children.get(message.name)
         if child is None:
-            raise ZrtError("bad_request", f"{message.name} was not started by this `zrt up`", "up")
-        if child.incarnation == message.incarnation:
+            text = f"{message.name} was not started by this `zrt up`"
+            if envelope.header.request:
+                raise ZrtError("bad_request", text, "up")
+            log.debug("no Kill: %s", text)  # the coordinator tells us of whoever is silent
+        elif child.incarnation == message.incarnation:
             child.kill()
         return Done()
 
@@ -334,17 +337,6 @@ class Parent:
         if self._unsaid:
             text, self._unsaid = f"zrt: nobody read on: {counted(self._unsaid, 'line')} dropped\n{text}", 0
         (self._bars.say if self._bars is not None else say)(text)
-
-
-def _final(child: Child, told: str, brief: str) -> ZrtError:
-    """Why a child is not started again, from what its supervisor says of it."""
-    error = child.fault or ZrtError("internal", told)
-    kind: Kind = error.kind
-    if kind == "internal":
-        kind = "coordinator_lost" if child.name == COORDINATOR else "stage_lost"
-    again = f", after {counted(child.restarts, 'restart')}" if child.restarts else ""
-    where = "" if child.name == COORDINATOR else error.where  # what it refuses was said to `zrt up`
-    return ZrtError(kind, error.message.replace(told, brief) + again, where)
 
 
 def _fault(text: str) -> ZrtError:

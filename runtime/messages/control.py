@@ -304,7 +304,7 @@ class HandOver(Control):
 
 class Kill(Control):
     """SIGKILL this process: it has been silent too long, or is to start again. A wrong incarnation is ignored; the name of a process that
-    `zrt up` did not start is a bad_request."""
+    `zrt up` did not start is a bad_request to who asks for an answer, and else ignored as well."""
 
     name: str
     incarnation: U64

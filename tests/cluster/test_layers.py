@@ -156,6 +156,14 @@ def test_sessions_end_with_worker_failed_when_a_pinned_worker_is_not_started_aga
         assert answer.returncode == 1
         assert "zrt: worker_failed: stage 0 (blocks 0-5) is lost" in answer.stderr
         assert "attic is not started again, and blocks are pinned to it" in answer.stderr
+        assert "waits for" not in cluster.zrt("status").stdout
+        assert cluster.end() == 0
+        assert cluster.process.stderr is not None
+        said = cluster.process.stderr.read()
+    assert re.search(
+        r"^zrt: worker_failed: attic \(process \d+\) was ended by signal 9; the cluster stays$", said, re.M
+    )
+    assert "are given out again" not in said
 
 
 @pytest.mark.demo
