@@ -64,10 +64,11 @@ def up(arguments: argparse.Namespace) -> int:
 
     lifeline = hold()
     interruptible()
-    from zrt.runtime import background, log_lines, preflight, up
+    from zrt.runtime import background, log_lines, preflight, unwaited, up
 
     conf = log_lines.as_told(_conf(arguments))
     if not arguments.detach:
+        unwaited.wait_for_no_reader()
         log_lines.write(conf.log.format, detached=arguments.log)
     asks = arguments.prompt is not None or arguments.token_ids is not None
     if asks and arguments.detach:

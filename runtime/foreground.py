@@ -1,6 +1,7 @@
 """What a command owes its terminal: signals end it in good order, its standard streams exist, and it talks on when nobody listens."""
 
 import asyncio
+import errno
 import os
 import resource
 import select
@@ -15,6 +16,8 @@ from typing import Any, Final, Self, TextIO, TypeVar
 import uvloop
 
 ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""A disk that takes nothing now and may do so later."""
 
 _T = TypeVar("_T")
 
@@ -65,11 +68,15 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def say(text: str) -> None:
-    """A line on stderr. A command's work does not end because nobody reads what it says about it."""
+    """A line on stderr. A command's work does not end because nobody reads what it says about it: a line that a full disk does not take is
+    dropped, and a reader that is gone is told no more."""
     try:
         print(text, file=sys.stderr, flush=True)
-    except OSError:
-        mute(sys.stderr)
+    except OSError as error:
+        if error.errno in FULL:
+            drop_held_back(sys.stderr)
+        else:
+            mute(sys.stderr)
 
 
 def listens(stream: TextIO) -> bool:
@@ -87,6 +94,18 @@ def mute(stream: TextIO) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
+
+
+def drop_held_back(stream: TextIO) -> None:
+    """Else it would be tried with each line that follows, and at the end make the exit status one of Python's own."""
+    fd = stream.fileno()
+    kept = os.dup(fd)
+    try:
+        mute(stream)
+        stream.flush()
+    finally:
+        os.dup2(kept, fd)
+        os.close(kept)
 
 
 class Foreground:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from zrt.runtime.cluster_file import Conf, Log
 from zrt.runtime.errors import KINDS
+from zrt.runtime.foreground import FULL, drop_held_back
 from zrt.runtime.logs import STAMP, VARIABLE, as_json, settings, stamp
 
 
@@ -25,17 +26,27 @@ def as_told(conf: Conf) -> Conf:
 
 
 class _Lines(TextIOWrapper):
-    """A stream of whole lines, each put into its form as it ends."""
+    """A stream of whole lines, each put into its form as it ends. One that a full disk does not take is dropped; of one that it took in part
+    the rest is, and the next begins a line of its own."""
 
     def __init__(self, stream: TextIOWrapper, form: Callable[[str], str]) -> None:
         super().__init__(stream.buffer, encoding="utf-8", errors="replace", line_buffering=True)
         self._form = form
         self._begun = ""
+        self._torn = False
 
     def write(self, text: str) -> int:
         *lines, self._begun = (self._begun + text).split("\n")
         for line in lines:
-            super().write(f"{self._form(line)}\n")
+            size = os.fstat(self.fileno()).st_size
+            try:
+                super().write("\n" * self._torn + f"{self._form(line)}\n")
+                self._torn = False
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                drop_held_back(self)
+                self._torn = self._torn or os.fstat(self.fileno()).st_size > size
         return len(text)
 
 

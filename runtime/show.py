@@ -17,11 +17,18 @@ from zrt.runtime.messages.client import Cluster, Finished
 from zrt.runtime.messages.client import Progress as Phase
 
 
+class _Screen(Console):
+    """stderr with its cursor left as it is: whoever hides it may be killed, or not be read any more, before it is there again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
 class Bars:
     """Progress bars on stderr, one a name; where stderr is no terminal, a line when each begins and ends."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = _Screen(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -116,25 +123,27 @@ WAIT_S: Final = 2.0
 
 
 class _WaitLines:
-    """What a generation waits for where stderr is no terminal: a line for each wait that lasts, and one when it goes on after that."""
+    """Waits of one kind where stderr is no terminal: a line for each that lasts, and one when it is over after that."""
 
     def __init__(self) -> None:
         self._what = ""
         self._text = ""
-        self._said = False
+        self._said = ""
         self._timer: asyncio.TimerHandle | None = None
 
     def wait(self, what: str, text: str) -> None:
+        """Said once it has lasted; not again where it was, and what came between was not."""
         self._text = text
         if what != self._what:
             self.stop()
             self._what = what
-            self._timer = asyncio.get_running_loop().call_later(WAIT_S, self._say)
+            if what != self._said:
+                self._timer = asyncio.get_running_loop().call_later(WAIT_S, self._say)
 
     def over(self, text: str) -> None:
         self.stop()
         if self._said:
-            self._said = False
+            self._said = ""
             say(f"zrt: {text}")
 
     def stop(self) -> None:
@@ -144,7 +153,7 @@ class _WaitLines:
             self._timer = None
 
     def _say(self) -> None:
-        self._said = True
+        self._said = self._what
         say(f"zrt: {self._text}")
 
 
@@ -152,7 +161,9 @@ class Notice:
     """What a generation waits for, in a line on stderr that gives way to its text; where that is no terminal, in the lines of a log."""
 
     def __init__(self) -> None:
-        self._lines = None if sys.stderr.isatty() else _WaitLines()
+        self._on_terminal = sys.stderr.isatty()
+        self._connection = _WaitLines()
+        self._answer = _WaitLines()
         self._shown = ""
         self._in_text = False
         self._broken = False
@@ -161,8 +172,9 @@ class Notice:
         """The connection is gone, and is tried for `patience` seconds: said on a line of its own until it is back."""
         self._broken = True
         text = f"the connection to {endpoint} broke; reconnecting for {patience:g} s at most"
-        if self._lines is not None:
-            self._lines.wait("connection", text)
+        if not self._on_terminal:
+            self._answer.stop()
+            self._connection.wait("broken", text)
             return
         line = f"[{text}]"
         with suppress(OSError):  # stderr is no terminal any more
@@ -174,37 +186,35 @@ class Notice:
         """What was said of the connection is over."""
         if self._broken:
             self._broken = False
-            if self._lines is not None:
-                self._lines.over("the connection is back")
+            self._connection.over("the connection is back")
             self._write("\r\x1b[K")
 
     def progress(self, progress: Phase) -> None:
         """Before the text, every change; within it only that the text is held up, once."""
         self.back()
         line = progress.phase
-        counts = f" {progress.done}/{progress.total}" if progress.total else ""
-        if self._lines is not None:
+        stands = f"{line}{_counts(progress)}{_reason(progress)}"
+        if not self._on_terminal:
             if line in WAITS:
-                known = counts if line in ("queued", "replaying") else ""
-                self._lines.wait(line, f"the answer is {line}{known}{_reason(progress)}")
+                self._answer.wait(line, f"the answer is {stands}")
             else:
-                self._lines.over("the answer goes on")
+                self._answer.over("the answer goes on")
         elif self._in_text:
             if line in ("waiting", "parked", "replaying") and line != self._shown:
                 self._write(f"\n[{line}{_reason(progress)}]\n")
             self._shown = line
         else:
-            self._write(f"\r\x1b[K{line}{counts}{_reason(progress)}")
+            self._write(f"\r\x1b[K{stands}")
 
     def piece(self) -> None:
         """Some of the answer came, whether it is shown or not."""
-        if self._lines is not None:
-            self._lines.over("the answer goes on")
+        self._answer.over("the answer goes on")
 
     def text(self) -> None:
         """The text goes on, or what else ends the waiting."""
-        if self._lines is not None:
-            self._lines.stop()
+        if not self._on_terminal:
+            self._answer.stop()
+            self._connection.stop()
             self._broken = False
             return
         self.back()
@@ -214,10 +224,19 @@ class Notice:
             self._write("\r\x1b[K")
 
     def _write(self, text: str) -> None:
-        if self._lines is None:
+        if self._on_terminal:
             with suppress(OSError):
                 sys.stderr.write(text)
                 sys.stderr.flush()
+
+
+def _counts(progress: Phase) -> str:
+    """Its place in the queue, or tokens run of those to run."""
+    if not progress.total or progress.phase in ("waiting", "preempted", "parked"):
+        return ""
+    if progress.phase == "queued":
+        return f", place {progress.done + 1} of {progress.total}"
+    return f" {progress.done}/{progress.total}"
 
 
 def _reason(progress: Phase) -> str:

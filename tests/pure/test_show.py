@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import sys
 
 import pytest
 from rich.console import Console
@@ -48,7 +49,7 @@ def replicas(*done: int) -> Cluster:
 @pytest.mark.parametrize("second", [4, 10], ids=["one loads on", "both are ready"])
 def test_bars_have_ended_where_a_cluster_is_said_to_be_ready(monkeypatch: pytest.MonkeyPatch, second: int) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(show, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120))
+    monkeypatch.setattr(show, "_Screen", lambda stderr: Console(file=screen, force_terminal=True, width=120))
     with Bars() as bars:
         bars.loading(replicas(3, 2))
         bars.finish(replicas(9, second))
@@ -82,8 +83,11 @@ async def test_a_log_has_a_line_for_each_wait_that_lasts_and_for_its_end(
 
     notice = Notice()
     assert await said(QUEUED, DECODING, WAITING, REPLAYING, DECODING, seconds=0.2) == []
-    assert await said(QUEUED, seconds=0.2) == ["zrt: the answer is queued 2/3"]
+    assert await said(QUEUED, seconds=0.2) == ["zrt: the answer is queued, place 3 of 3"]
     assert await said(QUEUED, WAITING, seconds=0.2) == ["zrt: the answer is waiting (stage1 is gone)"]
+    notice.broken("tcp://box:1", 15)
+    notice.back()
+    assert await said(WAITING, seconds=0.2) == []  # a break that was not said in a wait that was
     assert await said(REPLAYING) == []
     notice.piece()
     assert await said(seconds=0.2) == ["zrt: the answer goes on"]
@@ -98,3 +102,17 @@ async def test_a_log_has_a_line_for_each_wait_that_lasts_and_for_its_end(
     notice.text()  # it failed
     notice.back()
     assert await said(seconds=0.2) == []
+
+
+def test_a_terminal_shows_where_an_answer_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    notice = Notice()
+    for phase in (QUEUED, Progress(id="r", phase="prefill", done=2, total=5), WAITING, REPLAYING):
+        notice.progress(phase)
+    shown = screen.getvalue().split("\r\x1b[K")[1:]
+    assert shown == ["queued, place 3 of 3", "prefill 2/5", "waiting (stage1 is gone)", "replaying 7/9"]
