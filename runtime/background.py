@@ -1,5 +1,6 @@
 """`zrt up --detach`: a cluster that outlives the command and the terminal it was started from."""
 
+import json
 import os
 import select
 import subprocess
@@ -46,7 +47,7 @@ def detach(name: str, words: list[str]) -> int:
                 raise
     if not line:
         return child.wait(DOWN_S) or 1
-    say(f"zrt: {name} runs on; its log is {path}")
+    say(f"zrt: {name} runs on at {json.loads(line)['endpoint']}; its log is {path}")
     return 0
 
 

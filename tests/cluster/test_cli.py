@@ -243,8 +243,9 @@ def test_a_detached_cluster_outlives_its_command(cluster: Running, model: Path, 
     assert (done.returncode, done.stdout) == (0, "")
     log = cluster.home / "run" / "second.log"
     said = done.stderr.splitlines()
-    assert said[-1] == f"zrt: second runs on; its log is {log}"
-    assert re.fullmatch("zrt: second is ready at tcp://127.0.0.1:[0-9]+; `zrt down` ends it", said[-2])
+    ready = re.fullmatch("zrt: second is ready at (tcp://127.0.0.1:[0-9]+); `zrt down` ends it", said[-2])
+    assert ready
+    assert said[-1] == f"zrt: second runs on at {ready[1]}; its log is {log}"
     written = log.open()
     lines = written.read().splitlines()
     log.unlink()  # the next one's has lines of its own
