@@ -187,9 +187,7 @@ class Parent:
         try:
             running.write(endpoint, self.conf.cluster.name)
         except OSError as error:
-            self._say(
-                f"zrt: other commands will not find this cluster by themselves, say --connect {endpoint}: {error}"
-            )
+            self._say(f"zrt: other commands do not find this cluster without --connect {endpoint}: {error}")
 
     async def stop(self) -> None:
         """End every process, in good order where it does not take long: the coordinator last, since all others talk to it."""
@@ -252,6 +250,7 @@ class Parent:
 
     def _watch(self) -> None:
         """A hung coordinator is killed, and so starts again; of all other processes the coordinator says when they hang."""
+        sys.stderr.flush()  # the rest of what a reader has begun to take before it paused
         member, child = self._member, self._supervisor.children[COORDINATOR]
         if member is None or child.incarnation == 0:
             return
