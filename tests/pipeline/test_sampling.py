@@ -116,7 +116,9 @@ async def test_a_new_route_in_between_changes_no_token(cluster: Local) -> None:
         said += piece.logprobs or []
         if len(said) >= 20 * (routes + 1) and routes < 4:
             routes += 1
-            cluster.coordinator.generations.moves.peer_lost(cluster.servers[routes % 2].address)
+            cluster.coordinator.generations.moves.peer_lost(
+                cluster.servers[routes % 2].address, "it is said to be lost"
+            )
             assert next(cluster.coordinator.generations.infos()).epoch == routes + 1
     undisturbed = [entry for piece in wanted for entry in piece.logprobs or []]
     assert routes == 4
