@@ -8,7 +8,9 @@ from pathlib import Path
 
 from zrt.actors.layer_push import push
 from zrt.actors.lent_worker import CHUNK_S, HELLO_S, LOAD_S, LentWorker
+from zrt.runtime.capacity import turn_bytes
 from zrt.runtime.compute.inventory import Inventory
+from zrt.runtime.compute.layout import block_bytes
 from zrt.runtime.compute.spec import ModelSpec, read_spec
 from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.layer_offer import LayerFile, Offer
@@ -50,6 +52,17 @@ class LentModel:
     def kv_bytes(self, blocks: int) -> int:
         """The share of so many blocks in the stage's KV memory."""
         return self.assignment.kv_bytes * blocks // (self.assignment.last - self.assignment.first + 1)
+
+    @property
+    def block_bytes(self) -> int:
+        """What one block takes of its holder's memory, with its KV."""
+        return block_bytes(self.spec, self.assignment.dtype) + self.kv_bytes(1)
+
+    @property
+    def turn_bytes(self) -> int:
+        """What a turn takes besides, however many blocks are held."""
+        given = self.assignment
+        return turn_bytes(self.spec, given.dtype, given.chunk, given.sessions)
 
     def prepare(self, blocks: int) -> PrepareLayers:
         """What says to a worker of which model so many of its layers are."""

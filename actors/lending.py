@@ -18,11 +18,11 @@ from zrt.actors.backend import Backend, LocalBackend
 from zrt.actors.layer_setup import LentModel
 from zrt.actors.lent_layers import LentLayers, OwnRun, Progress, cut
 from zrt.actors.lent_worker import LentWorker
-from zrt.runtime.capacity import BLOCK_SERVER_BYTES, in_words, turn_bytes
+from zrt.runtime.capacity import BLOCK_SERVER_BYTES, in_words
 from zrt.runtime.compute.device_memory import device_memory
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.layer_time import layer_time
-from zrt.runtime.compute.layout import block_bytes, ends_bytes
+from zrt.runtime.compute.layout import ends_bytes
 from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
@@ -301,12 +301,12 @@ class Lending:
     async def _holders(self, model: LentModel, helpers: list[LentWorker]) -> list[Holder]:
         """Ourselves and the workers, with what each has room for. Those of one machine have its memory together."""
         given = model.assignment
-        block = _block_bytes(model)
+        block = model.block_bytes
         here = (socket.gethostname(), self._device)
         crowd = Counter([here, *((worker.has.host, worker.has.device) for worker in helpers)])
         free, total = await self._lane.run(device_memory, self._device)
         ends = ends_bytes(model.spec, given.first == 0, given.last == given.num_blocks - 1, given.dtype)
-        turn = _turn_bytes(model)
+        turn = model.turn_bytes
         held = sum(engine.shard.nbytes for engine in self._kept.values())
         if self._device == "cpu":
             room = (free + held) // crowd[here]
@@ -333,19 +333,10 @@ class Lending:
         self._told()
 
 
-def _block_bytes(model: LentModel) -> int:
-    return block_bytes(model.spec, model.assignment.dtype) + model.kv_bytes(1)
-
-
-def _turn_bytes(model: LentModel) -> int:
-    given = model.assignment
-    return turn_bytes(model.spec, given.dtype, given.chunk, given.sessions)
-
-
 def _narrow(worker: LentWorker, model: LentModel, pins: list[Lend]) -> str:
     """What is waited for, where the blocks pinned to a worker are more than its `--memory`."""
     count = sum(lend.last - lend.first + 1 for lend in pins if lend.worker == worker.name)
-    needed, most = count * _block_bytes(model) + _turn_bytes(model), worker.has.most_bytes
+    needed, most = count * model.block_bytes + model.turn_bytes, worker.has.most_bytes
     if not most or needed <= most:
         return ""
     blocks = counted(count, "block")

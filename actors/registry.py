@@ -108,9 +108,8 @@ class Registry:
         if message.holds is not None and message.state in TAKEN_OVER:
             self._roster.take_over(entry, message.holds, self._template)
         if again is not None:
-            self._generations.moves.peer_lost(
-                address, f"{address.name} was out of reach"
-            )  # what it told us meanwhile is lost
+            # what it told us while its connection was broken is lost
+            self._generations.moves.peer_lost(address, f"{address.name} was out of reach")
         if message.kind == "layer_worker":
             self._actor.watch(address)
             self._helping.came(address.name, message.serves)
