@@ -19,8 +19,10 @@ from zrt.runtime.errors import ZrtError
 _PORTABLE_AND_MAPPED: Final = 1 | 2
 _WHEN_REACHED: Final = 0
 """Wait until (word - value) as a signed number is not negative."""
-_TILE: Final = 4096
-"""Numbers of 16 bits that a program copies."""
+_TILE: Final = 1024
+"""Numbers of 16 bits that a program copies, 16 bytes a thread."""
+_UNIT: Final = 8
+"""As many numbers are written as one, where their count is a multiple of it."""
 _MOST: Final = 1 << 20
 """More bytes than these go by a copy engine: it does more of them at once than programs that read the host's memory."""
 
@@ -69,8 +71,9 @@ def leave(rows: Tensor, place: Tensor, void: Tensor | None, said: Tensor) -> Non
     from zrt.runtime.compute import triton_handover  # triton is where CUDA is
 
     count, voids = _copied(rows, place), 0 if void is None else void.numel()
+    unit, void = _unit(count), said if void is None else void
     triton_handover.leave[_programs(count)](
-        rows.view(torch.int16), place.view(torch.int16), count, said if void is None else void, voids, said, _TILE
+        rows.view(torch.int16), place.view(torch.int16), count // unit, void, voids, said, unit, _TILE
     )
 
 
@@ -79,8 +82,9 @@ def take(place: Tensor, to: Tensor, broken: Tensor, said: Tensor, void: Tensor) 
     from zrt.runtime.compute import triton_handover
 
     count = _copied(place, to)
+    unit = _unit(count)
     triton_handover.take[_programs(count)](
-        place.view(torch.int16), to.view(torch.int16), count, broken, said, void, _TILE
+        place.view(torch.int16), to.view(torch.int16), count // unit, broken, said, void, unit, _TILE
     )
 
 
@@ -95,6 +99,10 @@ def _copied(rows: Tensor, to: Tensor) -> int:
         return rows.nbytes // 2
     to.copy_(rows, non_blocking=True)
     return 0
+
+
+def _unit(count: int) -> int:
+    return 1 if count % _UNIT else _UNIT
 
 
 def _programs(count: int) -> tuple[int]:

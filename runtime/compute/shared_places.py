@@ -7,6 +7,7 @@ taken), then the places.
 import fcntl
 import mmap
 import os
+from itertools import product
 from typing import Final, Protocol
 
 import numpy as np
@@ -94,13 +95,13 @@ class SharedPlaces:
         return self.flag(_BROKEN_WORD)
 
     def probe(self) -> None:
-        """Have the device leave numbers, write a flag, wait for it and take the numbers, at both alignments that kernels know, so that they are
-        compiled. ZrtError unsupported: it cannot."""
+        """Have the device leave numbers, write a flag, wait for it and take the numbers, at both alignments and of both kinds of counts that
+        kernels know, so that they are compiled. ZrtError unsupported: it cannot."""
         device = self._device
-        for turn, skipped in enumerate((0, 4), 1):
-            sample = device.sample(PAGE // 4)
+        for turn, (skipped, count) in enumerate(product((0, 4), (PAGE // 4, PAGE // 4 - 1)), 1):
+            sample = device.sample(count)
             got, void = torch.zeros_like(sample), torch.ones_like(sample, dtype=torch.int32)[:1]
-            place = self.rows(0, 0, (PAGE // 2,), torch.int16)[skipped:][: len(sample)]
+            place = self.rows(0, 0, (PAGE // 2,), torch.int16)[skipped:][:count]
             said = self.flag(_PROBE_VOID_WORD)
             device.leave(sample, place, None, said)
             self.write(_PROBE_WORD, turn)
