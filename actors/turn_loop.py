@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 RECENT = 256  # turns whose times are kept
 RECENT_S = 60.0
+EXPECTED_S = 0.02
+"""The device waits no longer for rows that are expected: they may not come."""
 PARKED_S = 0.25
 """After this a step that found no page is tried again, though none came back: whoever makes room may not have heard of it."""
 
@@ -70,6 +72,7 @@ class TurnLoop:
         self._threads = threads
         self._wake = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
+        self._expected: asyncio.TimerHandle | None = None
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
 
     @property
@@ -188,6 +191,7 @@ class TurnLoop:
             log.exception("a turn of %s failed", counted(len(steps), "step"))
             result = _failed(steps, out_of_memory(error) or ZrtError("internal", f"a turn failed: {error!r}"))
         self.running = []
+        self._expect(engine)
         ended = time.monotonic()
         prompts = sum(step.n for step in steps if step.n > 1)
         decodes = sum(1 for step in steps if step.n == 1)
@@ -202,6 +206,13 @@ class TurnLoop:
             told = {"step": self.tally.turns, "ms": turn.spent_us / 1e3}
             log.debug("a turn of %s, %s", counted(decodes, "decode"), counted(prompts, "prompt token"), extra=told)
         await self._deliver(turn)
+
+    def _expect(self, engine: Engine) -> None:
+        if self._expected is not None:
+            self._expected.cancel()
+            self._expected = None
+        if engine.expecting:
+            self._expected = asyncio.get_running_loop().call_later(EXPECTED_S, engine.expecting.stop)
 
 
 def _failed(steps: Sequence[Waiting], error: ZrtError) -> TurnResult:

@@ -15,7 +15,7 @@ from torch import Tensor
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.device_memory import check_device
-from zrt.runtime.compute.handover import HandedRows, joined
+from zrt.runtime.compute.handover import Expecting, HandedRows, Rows, joined
 from zrt.runtime.compute.kv_cache import KVCache
 from zrt.runtime.compute.layout import PAGE_TOKENS
 from zrt.runtime.compute.linear import Linear
@@ -54,6 +54,8 @@ class Engine:
         self._decoder = decoder
         self._rope_lengths: dict[Hashable, int] = {}  # of open sessions
         self._unheard: _Unheard | None = None
+        self.expecting = Expecting()
+        """What the device waits for when a turn is over. Everything but the next turn is to stop that first."""
 
     @classmethod
     def load(
@@ -192,6 +194,7 @@ class Engine:
 
     def device_lives(self) -> bool:
         """Whether the device still does what it is told: after some errors it does nothing more for this process."""
+        self.expecting.stop()
         try:
             if self.shard.device.type == "cuda":
                 torch.cuda.synchronize(self.shard.device)
@@ -235,11 +238,13 @@ class Engine:
 
     def end(self) -> None:
         """Before the group ends that it computes with. Only to be dropped afterwards."""
+        self.expecting.stop()
         self._settle()
         self._decoder.end()
 
     def close_all(self) -> None:
         """End every session; full pages of known names stay as cache."""
+        self.expecting.stop()
         self._settle()
         self.cache.close_all()
         self._rope_lengths.clear()
@@ -278,12 +283,14 @@ class Engine:
             else:
                 steps.append(step)
         ran = [work for index, work in enumerate(works) if index not in faults]
-        output = None
+        output, told = None, None
         if ran:
-            begun = None
+            x, begun = joined([work.rows for work in ran]), None
+            told = partial(self._told, ran, x)
             if passing is not None and self.shard.is_last:
                 begun = partial(self._begun, passing, [index for index in range(len(works)) if index not in faults])
-            output = self._decoder.forward(steps, joined([work.rows for work in ran]), self._picking(works, ran, begun))
+            self.expecting.meet(x)
+            output = self._decoder.forward(steps, x, self._picking(works, ran, begun, told))
         if output is not None and not self.shard.leads:
             if output.is_cuda and self._decoder.best is None:
                 torch.cuda.current_stream(output.device).synchronize()
@@ -296,10 +303,9 @@ class Engine:
             output = None
         if output is not None and output.is_cuda and (not self.shard.is_last or any(work.logits for work in ran)):
             output = output.cpu()  # here, since whoever sends it must not wait for the device
-        if handed is not None or any(isinstance(work.rows, HandedRows) for work in ran):
-            over = torch.cuda.Event()
-            over.record()
-            self._unheard = _Unheard(over, ran)
+        waits = self._unheard is None and any(isinstance(work.rows, HandedRows) for work in ran)
+        if told is not None and (waits or handed is not None):
+            told()
         lost = set() if handed is not None else {id(work) for work in self._settle()}
         outcomes = []
         row = 0
@@ -321,7 +327,21 @@ class Engine:
         if handed is not None:
             passing.begun(handed, ran)
 
-    def _picking(self, works: Sequence[Work], ran: Sequence[Work], begun: Callable[[Tensor], None] | None) -> Picking:
+    def _told(self, ran: list[Work], x: Rows) -> None:
+        """The device knows all that it has to do for this turn."""
+        over = torch.cuda.Event()
+        over.record()
+        self._unheard = _Unheard(over, ran)
+        if all(work.n == 1 for work in ran):
+            self.expecting.after(x)
+
+    def _picking(
+        self,
+        works: Sequence[Work],
+        ran: Sequence[Work],
+        begun: Callable[[Tensor], None] | None,
+        told: Callable[[], None],
+    ) -> Picking:
         """What is made of the logits: on a GPU as much as it can pick itself. All ranks of a group must say the same here."""
         group = self.shard.group is not None
         alone = all(work.takes_best if group else work.takes_pick for work in works)
@@ -331,7 +351,8 @@ class Engine:
             knobs = [GREEDY if work.sampler is None else work.sampler.knobs(work.seq_pos + work.n) for work in rows]
         if all(knob == GREEDY for knob in knobs):
             knobs = []
-        return Picking(alone, knobs, begun if alone else None)
+        rings = alone and begun is not None
+        return Picking(alone, knobs, begun if rings else None, told if rings else None)
 
     @property
     def _draws(self) -> bool:

@@ -149,6 +149,8 @@ class GpuDecoder(Decoder):
         if picking.alone and picking.begun is not None:
             picking.begun(graph.tokens(len(steps)))  # first: whoever hears of them may trust that they went on
         graph.ask()
+        if picking.asked is not None:
+            picking.asked()
         next_begun = goes_on and picking.alone and self.shard.is_first and self._reserve_next(steps)
         if next_begun:
             graph.launch_next([Step(step.key, step.seq_pos + 1, 1, rope_length=step.rope_length) for step in steps])

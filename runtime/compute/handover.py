@@ -7,6 +7,10 @@ A place is free again once the reader's host says so. If there is none, or the r
 Each flag is a word of 32 bits, the number of the place's turn. When a writer dies, its reader calls the memory broken and writes the flags that
 devices wait for itself: what they then read is void. What is computed from void rows is void, and devices say so to each other with the rows, before
 any host can know: so nobody keeps what came of them, however many stages further on.
+
+A device that several processes share goes round among those that have work for it, in slices of 2 ms: work that comes in the midst of another's
+slice takes the device away from it at the end, for 0.4 ms, even if it only begins to wait. Behind a wait that stands there already it does not.
+So a reader whose device has nothing to do has it wait at once for the rows that come next (`Expecting`), before anybody knows of them.
 """
 
 import logging
@@ -18,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.shared_places import PAGE, Device, SharedPlaces, made, mapped
+from zrt.runtime.compute.shared_places import LAST, PAGE, Device, SharedPlaces, made, mapped
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.header import HandedOver
 
@@ -42,6 +46,7 @@ class Outlet:
         self._fd = self._inode = -1
         self._turns = [0] * places
         self._last = 0
+        self._number = 0
 
     def prepare(self) -> None:
         """Make the memory now, which takes tens of milliseconds, and try it. ZrtError unsupported: the device cannot do this."""
@@ -72,7 +77,11 @@ class Outlet:
         self._device.leave(rows, left, void, memory.flag(memory.void(place)))
         memory.write(memory.written(place), turn)
         self._turns[place] = turn
-        return HandedOver(os.getpid(), self._fd, self._inode, self._places, self._place_bytes, place, turn)
+        self._number = (self._number + 1) % _TURNS
+        memory.write(LAST, self._number)
+        return HandedOver(
+            os.getpid(), self._fd, self._inode, self._places, self._place_bytes, place, turn, number=self._number
+        )
 
     def take_back(self, handed: HandedOver) -> None:
         """Nobody is told of it."""
@@ -112,6 +121,7 @@ class Inlet:
             raise
         self._device = device
         self._waited = [0] * self.places
+        self._expected: int | None = None
 
     @property
     def broken(self) -> bool:
@@ -127,36 +137,52 @@ class Inlet:
         end = max((first + count for first, count in steps), default=0)
         if handed.place >= self.places or end * dtype.itemsize * int(np.prod(shape, dtype=np.int64)) > self.place_bytes:
             raise ZrtError("bad_request", f"handed: no {end} rows in place {handed.place}")
-        turn = _Turn(self, handed.place, handed.turn)
+        turn = _Turn(self, handed.place, handed.turn, handed.number)
         return [HandedRows(turn, first, (count, *shape), dtype) for first, count in steps]
 
     @property
     def waits(self) -> bool:
-        """Whether a device of ours waits for what is not written."""
-        words, memory = self._memory.words, self._memory
-        return any(
-            (int(words[memory.written(place)]) - turn) % _TURNS >= _TURNS // 2
-            for place, turn in enumerate(self._waited)
-        )
+        """Whether a device of ours waits for rows that are not written."""
+        return not all(map(self._has, range(self.places), self._waited))
 
     def release(self) -> None:
         """The writer is gone: what is not written yet is void. From any thread."""
-        words, memory = self._memory.words, self._memory
+        memory = self._memory
         memory.break_()
         for place, turn in enumerate(self._waited):
-            if (int(words[memory.written(place)]) - turn) % _TURNS >= _TURNS // 2:
-                words[memory.written(place)] = turn
+            if not self._has(place, turn):
+                memory.words[memory.written(place)] = turn
+        self.go_on()
+
+    def _has(self, place: int, turn: int) -> bool:
+        return (int(self._memory.words[self._memory.written(place)]) - turn) % _TURNS < _TURNS // 2
 
     def close(self) -> None:
         """Once the device is done with it, in the lane."""
+        self.go_on()
         self._memory.close()
+
+    def expect(self, number: int) -> None:
+        """Have the device wait for the rows of that number, or until `go_on`; what it is told to do from now on is done then."""
+        self._expected = number % _TURNS
+        if not self.broken and not self._memory.closed:  # nobody else would write it
+            self._memory.wait(LAST, self._expected)
+
+    def go_on(self) -> None:
+        """Expect nothing. From any thread."""
+        expected, self._expected = self._expected, None
+        if expected is not None:
+            self._memory.words[LAST] = expected
 
     def is_void(self, place: int) -> bool:
         """Whether what this place has is void: to be asked once the device has read it."""
         return self.broken or bool(self._memory.words[self._memory.void(place)])
 
-    def copy(self, place: int, turn: int, first: int, to: Tensor, void: Tensor) -> None:
+    def copy(self, place: int, turn: int, number: int, first: int, to: Tensor, void: Tensor) -> None:
         """Have the device copy rows to `to` once they are written, and say in `void`, int32 [1] there, whether they are void: if it is not 0."""
+        if number != self._expected or self._has(place, turn):
+            self.go_on()
+        self._expected = None  # where they are expected, their writer is going to say so, once it has written them
         self._waited[place] = turn
         if self.broken:  # nobody else would write the flag
             raise ZrtError("stage_lost", "the process that hands rows over is gone")
@@ -171,24 +197,25 @@ class Inlet:
 class _Turn:
     """One use of a place: free again when nobody holds rows of it any more."""
 
-    __slots__ = ("_inlet", "_place", "_turn")
+    __slots__ = ("_place", "_turn", "inlet", "number")
 
-    def __init__(self, inlet: Inlet, place: int, turn: int) -> None:
-        self._inlet, self._place, self._turn = inlet, place, turn
+    def __init__(self, inlet: Inlet, place: int, turn: int, number: int) -> None:
+        self.inlet, self.number = inlet, number
+        self._place, self._turn = place, turn
 
     @property
     def broken(self) -> bool:
-        return self._inlet.broken
+        return self.inlet.broken
 
     @property
     def void(self) -> bool:
-        return self._inlet.is_void(self._place)
+        return self.inlet.is_void(self._place)
 
     def copy(self, first: int, to: Tensor, void: Tensor) -> None:
-        self._inlet.copy(self._place, self._turn, first, to, void)
+        self.inlet.copy(self._place, self._turn, self.number, first, to, void)
 
     def __del__(self) -> None:
-        self._inlet.took(self._place, self._turn)
+        self.inlet.took(self._place, self._turn)
 
 
 class HandedRows:
@@ -232,6 +259,15 @@ class HandedRows:
         """See `Inlet.copy`. ZrtError stage_lost: they will never be there."""
         self._turn.copy(self._first, to, void)
 
+    @property
+    def inlet(self) -> Inlet:
+        """Where they come from."""
+        return self._turn.inlet
+
+    @property
+    def number(self) -> int:
+        return self._turn.number
+
 
 class Joined:
     """The rows of a batch, part after part, some of them handed over."""
@@ -247,6 +283,35 @@ class Joined:
 
 Rows: TypeAlias = Tensor | HandedRows | Joined
 """The input of a forward."""
+
+
+class Expecting:
+    """The inlet whose next rows a device waits for, if any. It is to be told of every other use of the device; `stop` helps if it was not."""
+
+    def __init__(self) -> None:
+        self._inlet: Inlet | None = None
+
+    def __bool__(self) -> bool:
+        return self._inlet is not None
+
+    def after(self, rows: Rows) -> None:
+        """Wait for what comes after these, when the device has been told all that is to be done with them."""
+        if isinstance(rows, HandedRows):
+            self._inlet = rows.inlet
+            self._inlet.expect(rows.number + 1)
+
+    def meet(self, rows: Rows) -> None:
+        """These are next, be they expected or not."""
+        if self._inlet is not None and isinstance(rows, HandedRows) and rows.inlet is self._inlet:
+            self._inlet = None
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """From any thread."""
+        inlet, self._inlet = self._inlet, None
+        if inlet is not None:
+            inlet.go_on()
 
 
 def joined(parts: Sequence[Tensor | HandedRows]) -> Rows:

@@ -1,7 +1,7 @@
 """Memory that two processes map, with places for rows and a flag for each (handover.py).
 
-Layout: a page of words (magic; whether it is broken; of each place, on lines of their own, the turn written with whether it is void, and the turn
-taken), then the places.
+Layout: a page of words (magic; whether it is broken; the number of the rows written last; of each place, on lines of their own, the turn written
+with whether it is void, and the turn taken), then the places.
 """
 
 import fcntl
@@ -29,6 +29,8 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _WORD: Final = 4
 _LINE: Final = 32
 """Words between two flags."""
+LAST: Final = _LINE
+"""The word that says which rows were written last, by their number. It is a hint alone: readers may write it, too."""
 
 
 class Device(Protocol):
@@ -67,7 +69,7 @@ class SharedPlaces:
         self._place_bytes = place_bytes
         self._device = device
         self._seen = 0
-        self._closed = False
+        self.closed = False
 
     def written(self, place: int) -> int:
         return _LINE * (2 * place + 2)
@@ -128,14 +130,14 @@ class SharedPlaces:
 
     def close(self) -> None:
         """Once the device is done with it; nothing is read or written any more. The mapping lives as long as somebody holds rows of it."""
-        self._closed = True
+        self.closed = True
         if self._seen:
             self._device.unregister(self.words.ctypes.data)
             self._seen = 0
 
     def open(self) -> None:
         """Let the device know of it. ZrtError stage_lost: it is closed."""
-        if self._closed:
+        if self.closed:
             raise ZrtError("stage_lost", "the memory that rows were handed over in is gone")
         if not self._seen:
             self._seen = self._device.register(self.words.ctypes.data, len(self._map))

@@ -54,7 +54,8 @@ class HandedOver(Struct, array_like=True, frozen=True):
     """Rows that lie in memory of the sender, for a process of the same machine to read (see compute/handover.py).
 
     The memory is the file `fd` of process `pid`, whose inode is `inode`: `places` places of `place_bytes` each. The rows are in place `place`
-    once the flag beside it says `turn`; `rows` says which is each step's first, in the order of the header's steps.
+    once the flag beside it says `turn`; `rows` says which is each step's first, in the order of the header's steps. `number`: of all that were
+    ever put there, from 1.
     """
 
     pid: U32
@@ -65,6 +66,7 @@ class HandedOver(Struct, array_like=True, frozen=True):
     place: U32
     turn: U32
     rows: Annotated[list[U32], Meta(max_length=MOST_STEPS)] = []
+    number: U32 = 0
 
 
 class Header(Struct, array_like=True):

@@ -1,5 +1,6 @@
 """Rows handed over in memory that two processes map."""
 
+import ctypes
 import gc
 import os
 import select
@@ -12,7 +13,17 @@ from handing import WAIT_S, WIDTH, HostDevice, Writer
 from msgspec.structs import replace
 from torch import Tensor
 
-from zrt.runtime.compute.handover import MOST_PLACES, PLACES, HandedRows, Inlet, Joined, Outlet, joined, parts_of
+from zrt.runtime.compute.handover import (
+    MOST_PLACES,
+    PLACES,
+    Expecting,
+    HandedRows,
+    Inlet,
+    Joined,
+    Outlet,
+    joined,
+    parts_of,
+)
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.header import HandedOver
 
@@ -136,6 +147,85 @@ def test_too_many_rows_are_not_handed_over() -> None:
     assert outlet.put(torch.ones(4096, WIDTH)) is None
     assert outlet.put(torch.ones(2, WIDTH)) is not None
     outlet.close()
+
+
+class _Queue(HostDevice):
+    """Remembers what it is told to wait for."""
+
+    def __init__(self) -> None:
+        self.waits: list[tuple[ctypes.c_uint32, int]] = []
+
+    def wait(self, address: int, value: int) -> None:
+        self.waits.append((ctypes.c_uint32.from_address(address), value))
+
+    def goes_on(self) -> bool:
+        """Whether all that it waited for has come."""
+        return all((word.value - value) % 2**32 < 2**31 for word, value in self.waits)
+
+
+def test_rows_are_waited_for_before_anybody_hears_of_them(theirs: Writer) -> None:
+    handed = _put(theirs, 1)
+    theirs.do(go_on=True)
+    device, expecting = _Queue(), Expecting()
+    inlet = Inlet(handed, device)
+    rows = _rows(inlet, handed, 1)
+    for number in range(2, 3 * PLACES):
+        expecting.meet(rows)
+        assert _read(rows) == [number - 1]
+        assert device.goes_on()
+        expecting.after(rows)
+        assert bool(expecting)
+        assert not device.goes_on()
+        handed = _put(theirs, number)
+        if number % 3 == 1:  # they are written before we hear of them
+            theirs.do(go_on=True)
+            assert device.goes_on()
+        rows = _rows(inlet, handed, 1)
+        expecting.meet(rows)
+        assert not expecting
+        rows.copy_to(torch.empty(rows.shape), torch.empty(1, dtype=torch.int32))
+        assert device.goes_on() == (number % 3 == 1)
+        theirs.do(go_on=True)
+        assert device.goes_on()
+
+
+@pytest.mark.parametrize("other", ["none", "bytes", "both", "another inlet", "later rows", "void rows", "close"])
+def test_what_is_expected_holds_nothing_up(other: str, writer: Writer, theirs: Writer) -> None:
+    first = _put(writer, 1)
+    writer.do(go_on=True)
+    device, expecting = _Queue(), Expecting()
+    inlet = Inlet(first, device)
+    rows = _rows(inlet, first, 1)
+    _read(rows)
+    expecting.after(rows)
+    assert not device.goes_on()
+    if other == "none":
+        expecting.stop()
+    elif other == "bytes":
+        expecting.meet(torch.ones(1, WIDTH))
+    elif other == "both":
+        expecting.meet(Joined([torch.ones(1, WIDTH), rows]))
+    elif other == "another inlet":
+        theirs_ = _put(theirs, 3)
+        theirs.do(go_on=True)
+        expecting.meet(_rows(Inlet(theirs_, HostDevice()), theirs_, 1))
+    elif other == "later rows":
+        missed = _put(writer, 2)
+        later = _put(writer, 3)
+        _drop(missed)
+        meant = _rows(inlet, later, 1)
+        expecting.meet(meant)
+        meant.copy_to(torch.empty(meant.shape), torch.empty(1, dtype=torch.int32))
+        assert device.waits.pop()[1] == later.turn
+    elif other == "void rows":
+        writer.kill()
+        inlet.release()
+    else:
+        inlet.close()
+    assert device.goes_on()
+    expecting.stop()
+    inlet.expect(5)
+    assert device.goes_on() == (other in ("void rows", "close"))
 
 
 def test_when_the_writer_dies_what_it_had_not_written_is_void(writer: Writer) -> None:
