@@ -8,9 +8,10 @@ Each flag is a word of 32 bits, the number of the place's turn. When a writer di
 devices wait for itself: what they then read is void. What is computed from void rows is void, and devices say so to each other with the rows, before
 any host can know: so nobody keeps what came of them, however many stages further on.
 
-A device that several processes share goes round among those that have work for it, in slices of 2 ms: work that comes in the midst of another's
-slice takes the device away from it at the end, for 0.4 ms, even if it only begins to wait. Behind a wait that stands there already it does not.
-So a reader whose device has nothing to do has it wait at once for the rows that come next (`Expecting`), before anybody knows of them.
+A device that several processes share goes round among those that have work for it, in slices of 2 ms (NVIDIA H200): work that comes in the
+midst of another's slice takes the device away from it at the end, for 0.4 ms, even if it only begins to wait. Behind a wait that stands there
+already it does not. So a reader whose device has nothing to do has it wait at once for the rows that come next (`Expecting`), before anybody
+knows of them.
 """
 
 import logging
