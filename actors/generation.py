@@ -45,10 +45,11 @@ class Generation:
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    last_epoch: int = 0
     filled: int = 0
     attempts: int = 0
     fault: str = ""
-    network: float = 0.0  # seconds of decoding that no stage accounts for
+    network: float = 0.0  # seconds of decoding that no stage accounts for, interruptions apart
     spent: list[list[int]] = field(default_factory=list)  # a stage: [queue, compute, encode, lent] µs
     spent_on: int = 0  # tokens that took it
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))
@@ -132,9 +133,11 @@ class Generation:
         self.fault = ""
         if self.first_token:
             self.gaps.append(now - self.last_token)
-            self.network += (
-                now - self.last_token - sum(hop.queue + hop.compute + hop.encode for hop in token.times) / 1e6
-            )
+            if self.session.epoch == self.last_epoch:  # else it was interrupted, and replayed
+                self.network += (
+                    now - self.last_token - sum(hop.queue + hop.compute + hop.encode for hop in token.times) / 1e6
+                )
+        self.last_epoch = self.session.epoch
         self.progressed = self.last_token = now
         self.first_token = self.first_token or now
         if len(self.spent) != len(self.session.route):

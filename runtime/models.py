@@ -33,6 +33,9 @@ def resolve(ref: str, *, zrt_home: Path | None = None, weights: bool = True, pro
         if not (folder / "config.json").is_file():
             raise ZrtError("bad_model", f"the folder {ref} has no config.json, so it is no model; {WAYS}")
         return folder.resolve()
+    if ref and folder.is_file():
+        hint = f"; `zrt plan {ref}` looks at a cluster file" if folder.suffix == ".toml" else ""
+        raise ZrtError("bad_model", f"{ref} is a file{hint}; {WAYS}")
     if not HUB_ID.fullmatch(ref):
         raise ZrtError("bad_model", f"no model {ref!r}: neither a folder nor a hub id; {WAYS}")
     return hub_folder(ref, weights, progress)

@@ -49,11 +49,15 @@ def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
     """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config: a line for each thing that does not fit the model."""
     dtype = conf.model.dtype
     wrong = []
+    of_tp: dict[int, list[int]] = {}
     for number, stage in enumerate(conf.stages, 1):
+        of_tp.setdefault(stage.tp, []).append(number)
+    for tp, numbers in of_tp.items():
         try:
-            check_split(spec, stage.tp)
+            check_split(spec, tp)
         except ZrtError as error:
-            wrong.append(f"[[stage]] {number} tp: {error.message}")
+            others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+            wrong.append(f"[[stage]] {numbers[0]}{others} tp: {error.message}")
     try:
         ranges = plan(
             [block_bytes(spec, dtype)] * spec.num_blocks,

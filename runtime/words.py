@@ -3,14 +3,17 @@
 import argparse
 import re
 
+_LARGEST = 2**63 - 1
 
-def _number(text: str, least: int, most: int = 2**63 - 1) -> int:
+
+def _number(text: str, least: int, most: int = _LARGEST) -> int:
     try:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{text} is not {least} or more" if number < least else f"{text} is too large")
+        above = "too large" if most == _LARGEST else f"not {most} or less"
+        raise argparse.ArgumentTypeError(f"{text} is not {least} or more" if number < least else f"{text} is {above}")
     return number
 
 

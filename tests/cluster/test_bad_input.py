@@ -41,6 +41,8 @@ def conf(
         ("generate hi --top-k -1", "--top-k: -1 is not 0 or more"),
         ("generate hi --top-k many", "--top-k: 'many' is not a whole number"),
         ("generate hi --seed 99999999999999999999", "--seed: 99999999999999999999 is too large"),
+        ("generate hi --n 17", "--n: 17 is not 16 or less"),
+        ("generate hi --logprobs 21", "--logprobs: 21 is not 20 or less"),
         ("generate hi --max-tokens 0", "--max-tokens: 0 is not 1 or more"),
         ("generate hi --stop=", "--stop: it is empty"),
         ("generate --token-ids 1,x", "--token-ids: '1,x' is not a list of token ids such as 1,2,3"),

@@ -90,6 +90,14 @@ def test_all_that_does_not_fit_the_model_is_told_with_the_file() -> None:
     ]
 
 
+def test_a_mistake_that_many_stages_share_is_told_once() -> None:
+    stages = [Stage(tp=7), Stage(tp=1), Stage(tp=7), Stage(tp=3), Stage(tp=7)]
+    with pytest.raises(ZrtError) as caught:
+        stage_ranges(conf(*stages), LLAMA_8B)
+    told = [line.partition(" cannot")[0] for line in caught.value.message.splitlines()]
+    assert told == ["[[stage]] 1 and 2 more tp: tp = 7", "[[stage]] 4 tp: tp = 3"]
+
+
 def test_the_tightest_stage_sets_the_kv_room() -> None:
     found = needed(conf(Stage(Blocks(0, 23)), Stage(Blocks(24, 31))))
     assert found.kv_tokens == min(stage.kv_tokens for stage in found.stages) == found.stages[0].kv_tokens

@@ -34,6 +34,15 @@ def test_what_is_neither_folder_nor_hub_id_is_named_with_the_ways_out(ref: str) 
     assert "smollm2-135m, a folder, or a hub id" in raised.value.message
 
 
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    conf = tmp_path / "my.toml"
+    conf.touch()
+    with pytest.raises(
+        ZrtError, match=r"my\.toml is a file; `zrt plan .*my\.toml` looks at a cluster file; a model is"
+    ):
+        resolve(str(conf))
+
+
 def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ZrtError, match=r"config\.json"):
         resolve(str(tmp_path))
