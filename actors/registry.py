@@ -113,6 +113,8 @@ class Registry:
         if message.kind == "layer_worker":
             self._actor.watch(address)
             self._helping.came(address.name, message.serves)
+            if again is None and (why := self._helping.useless(address.name)):
+                log.warning("the worker %s has nothing to do here: %s", address.name, why)
         self._place()
         self._workers_changed()
         if self._down_at is not None:

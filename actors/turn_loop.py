@@ -177,11 +177,12 @@ class TurnLoop:
         works = [self._work(engine, step) for step in steps]
         self.running = steps
         started = time.monotonic()
+        handing = backend if isinstance(backend, LocalBackend) and engine.hands_over else None
         try:
             crowded = self._crowd.observe(started, steps[0].slot) > 1
             threads = self._threads[crowded]
-            if isinstance(backend, LocalBackend) and engine.hands_over:
-                result = await backend.turn(works, threads, self._passing(steps))
+            if handing is not None:
+                result = await handing.turn(works, threads, self._passing(steps))
             else:
                 result = await backend.turn(works, threads)
         except ZrtError as error:
@@ -191,7 +192,8 @@ class TurnLoop:
             log.exception("a turn of %s failed", counted(len(steps), "step"))
             result = _failed(steps, out_of_memory(error) or ZrtError("internal", f"a turn failed: {error!r}"))
         self.running = []
-        self._expect(engine)
+        if handing is not None:
+            self._expect(engine)
         ended = time.monotonic()
         prompts = sum(step.n for step in steps if step.n > 1)
         decodes = sum(1 for step in steps if step.n == 1)

@@ -17,6 +17,7 @@ class Helping:
     def __init__(self, conf: Conf) -> None:
         self._pinned = {lend.worker for stage in conf.stages for lend in stage.lend}
         self._named = {worker.name for worker in conf.workers}
+        self._helped = any(stage.backend == "layers" for stage in conf.stages)
         self._lost: set[str] = set()
         self._given: dict[str, str] = {}
 
@@ -25,6 +26,14 @@ class Helping:
         self._lost.discard(name)
         if serves and name not in self._pinned:
             self._given.setdefault(name, serves)
+
+    def useless(self, name: str) -> str:
+        """Why no block server is ever given a worker of this name; empty: one may be."""
+        if self._helped or name in self._pinned:
+            return ""
+        if not self._pinned:
+            return 'no [[stage]] takes the help of workers: give one backend = "layers", or [[stage.lend]]'
+        return f"no [[stage.lend]] names it: they name {', '.join(sorted(self._pinned))}"
 
     def lost(self, name: str) -> None:
         """A worker of the cluster file is not started again."""

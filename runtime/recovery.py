@@ -33,14 +33,18 @@ class Recoveries:
         self, client: Client, pids: Callable[[], Mapping[str, int]], say: Callable[[str], None]
     ) -> NoReturn:
         """Say each recovery of the cluster, through its coordinator's own death, until cancelled."""
+        away = ""
         while True:
             try:
                 async with aclosing(client.watch(EVERY_S)) as watch:
                     async for cluster in watch:
+                        away = ""
                         for line in self.seen(cluster, pids(), time.monotonic()):
                             say(f"zrt: {line}")
             except ZrtError as error:
-                log.info("the coordinator does not say how its cluster gets on: %s", error)
+                if str(error) != away:
+                    away = str(error)
+                    log.info("the coordinator does not say how its cluster gets on: %s", away)
             await asyncio.sleep(AGAIN_S)
 
     def lost(self, name: str, now: float) -> None:

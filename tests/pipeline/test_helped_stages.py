@@ -34,6 +34,13 @@ async def lent(cluster: Local) -> LendLoad:
     return load
 
 
+async def test_a_worker_that_no_stage_takes_is_told_of(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with local_cluster(model, [None]) as cluster:
+        await (await cluster.join_worker("atttic")).there()
+    told = [record.getMessage() for record in caplog.records if "atttic" in record.getMessage()]
+    assert told[0].startswith("the worker atttic has nothing to do here: no [[stage]] takes the help of workers")
+
+
 async def test_a_stage_that_fits_starts_without_workers(model: Path, wanted: list[int]) -> None:
     async with local_cluster(model, [None], helped=True) as cluster:
         assert await cluster.greedy(PROMPT, TOKENS) == wanted

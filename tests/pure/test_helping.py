@@ -1,5 +1,7 @@
 """Which workers a block server may use."""
 
+import pytest
+
 from zrt.runtime.config import parse
 from zrt.runtime.helping import Helping
 from zrt.runtime.messages.control import Lend
@@ -40,6 +42,23 @@ def test_a_stage_that_waits_comes_first_and_a_worker_stays_where_it_is() -> None
     assert given(helping, "a", "b", waits=("stage0",)) == {"stage0": ["b"], "stage1": ["a"]}
     assert given(helping, "b") == {"stage0": ["b"], "stage1": []}
     assert given(helping, "a", "b") == {"stage0": ["b"], "stage1": ["a"]}
+
+
+STAGE = '[model]\nref = "m"\n[[stage]]\n'
+LEND = '[[stage.lend]]\nworker = "attic"\nblocks = "0-1"\n[[worker]]\nname = "attic"\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        (FILE, ""),
+        (STAGE, 'no [[stage]] takes the help of workers: give one backend = "layers", or [[stage.lend]]'),
+        (STAGE + LEND, "no [[stage.lend]] names it: they name attic"),
+        (STAGE + LEND.replace("attic", "atttic"), ""),
+    ],
+)
+def test_a_worker_that_nothing_can_be_given_to_is_told_apart(file: str, why: str) -> None:
+    assert Helping(parse(file, "")).useless("atttic") == why
 
 
 def test_what_an_earlier_coordinator_gave_is_left() -> None:
