@@ -13,6 +13,7 @@ from zrt.actors.lending import Lending
 from zrt.actors.lent_layers import Progress
 from zrt.actors.rank_group import RankGroup
 from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
 from zrt.runtime.member import Member
@@ -81,7 +82,7 @@ class AssignedBlocks:
     async def load(self, assignment: Assignment) -> Backend:
         """The backend of these blocks, once what served before has let go.
 
-        ZrtError: as Engine.load, RankGroup.form and load, Lending.load; cancelled: another assignment came, or the actor ends.
+        ZrtError: as load_engine, RankGroup.form and load, Lending.load; cancelled: another assignment came, or the actor ends.
         """
         self._loop = asyncio.get_running_loop()
         reported = 0.0
@@ -119,7 +120,7 @@ class AssignedBlocks:
     async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
         def load() -> Engine:
             folder = resolve(assignment.model, weights=assignment.weights == "files")
-            return Engine.load(
+            return load_engine(
                 folder,
                 assignment,
                 device=self._device,

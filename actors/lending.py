@@ -23,6 +23,7 @@ from zrt.runtime.compute.device_memory import device_memory
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.layer_time import layer_time
 from zrt.runtime.compute.layout import ends_bytes
+from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
@@ -132,7 +133,7 @@ class Lending:
     ) -> Backend:
         """The backend of this assignment. What breaks off since a worker is lost is begun again, a few times.
 
-        ZrtError: as Engine.load; a worker's own, where blocks are pinned to it; `worker_failed`.
+        ZrtError: as load_engine; a worker's own, where blocks are pinned to it; `worker_failed`.
         """
         if assignment != self._given:
             self.forget()
@@ -344,4 +345,4 @@ def _narrow(worker: LentWorker, model: LentModel, pins: list[Lend]) -> str:
 
 
 def _load(folder: Path, given: Assignment, device: str, progress: Progress, cancelled: Callable[[], bool]) -> Engine:
-    return Engine.load(folder, given, device=device, progress=progress, cancelled=cancelled)
+    return load_engine(folder, given, device=device, progress=progress, cancelled=cancelled)

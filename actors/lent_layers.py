@@ -22,6 +22,7 @@ from zrt.runtime.actor import Actor
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, ends_bytes
 from zrt.runtime.compute.linear import Linear
+from zrt.runtime.compute.loading import engine_of_ends, read_engine
 from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.compute.turn import Outcome, TurnResult, Work
 from zrt.runtime.errors import ZrtError
@@ -108,7 +109,7 @@ class LentLayers:
     ) -> None:
         """Give each worker its layers and load our own, but for those that are `kept`.
 
-        ZrtError: as Engine.load; a worker's own; `worker_failed`.
+        ZrtError: as load_engine; a worker's own; `worker_failed`.
         """
         lent: dict[str, list[int]] = {}
         for run in runs:
@@ -283,7 +284,7 @@ def _read(
     given, dtype = model.assignment, DTYPES[model.assignment.dtype]
     if run.last < run.first:
         pages = kv_pages(model.spec, given.last - given.first + 1, given.dtype, given.kv_bytes, 1)
-        return Engine.of_ends(
+        return engine_of_ends(
             model.spec,
             model.source,
             run.first,
@@ -295,7 +296,7 @@ def _read(
             sessions=given.sessions,
             table=table,
         )
-    return Engine.read(
+    return read_engine(
         model.spec,
         model.source,
         (run.first, run.last),

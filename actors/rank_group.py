@@ -21,6 +21,7 @@ from zrt.runtime.actor import Actor
 from zrt.runtime.compute.communicator import Communicator, Rendezvous
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.layout import shard_shapes
+from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.rank import step_response
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.split import check_split
@@ -150,7 +151,7 @@ class RankGroup:
         captured: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        """Read every rank's part. ZrtError as Engine.load."""
+        """Read every rank's part. ZrtError as load_engine."""
         self.record.all_are("loading")
         spec = read_spec(folder)
         check_split(spec, self.world)
@@ -170,7 +171,7 @@ class RankGroup:
         text = (folder / "config.json").read_text()
 
         def own() -> Engine:
-            return Engine.load(
+            return load_engine(
                 folder,
                 assignment,
                 device=str(self._device),

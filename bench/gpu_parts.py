@@ -17,6 +17,7 @@ from shape import SHAPE
 from torch.profiler import ProfilerActivity, profile
 
 from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.loading import read_engine
 from zrt.runtime.compute.sampling import Sampler
 from zrt.runtime.compute.spec import spec_from_config
 from zrt.runtime.compute.turn import Work
@@ -91,7 +92,7 @@ def main() -> None:
     words.add_argument("--blocks", type=int, default=36)
     asked = words.parse_args()
     spec = spec_from_config(SHAPE | {"num_hidden_layers": asked.blocks})
-    engine = Engine.read(
+    engine = read_engine(
         spec,
         RandomCheckpoint(spec),
         (0, asked.blocks - 1),

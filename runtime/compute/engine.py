@@ -3,38 +3,26 @@
 The lane owns the engine, so the decoder and the KV cache are never touched by two threads.
 """
 
-import gc
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
-from zrt.runtime.compute.device_memory import check_device
 from zrt.runtime.compute.handover import Expecting, HandedRows, Rows, joined
-from zrt.runtime.compute.kv_cache import KVCache
-from zrt.runtime.compute.layout import PAGE_TOKENS
-from zrt.runtime.compute.linear import Linear
-from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.pages import PoolStats
-from zrt.runtime.compute.parallel import Collectives
 from zrt.runtime.compute.picking import Picking
 from zrt.runtime.compute.sampling import GREEDY, Picked, pick
-from zrt.runtime.compute.session_cache import PageCount, SessionCache
+from zrt.runtime.compute.session_cache import SessionCache
 from zrt.runtime.compute.shard import Shard
-from zrt.runtime.compute.spec import ModelSpec, read_spec
-from zrt.runtime.compute.split import Part, part_bytes
+from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.turn import Outcome, Passing, TurnResult, Work
-from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import GPU_MEMORY, Assignment
-from zrt.runtime.models import home
-from zrt.runtime.tensors import DTYPES, dtype_name
+from zrt.runtime.tensors import dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,127 +44,6 @@ class Engine:
         self._unheard: _Unheard | None = None
         self.expecting = Expecting()
         """What the device waits for when a turn is over. Everything but the next turn is to stop that first."""
-
-    @classmethod
-    def load(
-        cls,
-        folder: Path,
-        assignment: Assignment,
-        *,
-        device: str,
-        group: Collectives | None = None,
-        progress: Callable[[int, int], None],
-        captured: Callable[[int, int], None] | None = None,
-        cancelled: Callable[[], bool],
-    ) -> "Engine":
-        """Read the assignment's shard from `folder` and allocate its KV pool; of a `group`, this rank's part of both.
-
-        `progress(bytes read, bytes in all)`; on a GPU, then, `captured(graphs, graphs in all)`.
-        ZrtError: bad_model, unsupported, bad_config, insufficient_memory, cancelled.
-        """
-        spec = read_spec(folder)
-        if spec.num_blocks != assignment.num_blocks:
-            there = assignment.num_blocks
-            raise ZrtError("bad_model", f"{folder} has {spec.num_blocks} blocks here, {there} at the coordinator")
-        source = RandomCheckpoint(spec) if assignment.weights == "random" else open_checkpoint(folder)
-        return cls.read(
-            spec,
-            source,
-            (assignment.first, assignment.last),
-            dtype=DTYPES[assignment.dtype],
-            kv_bytes=assignment.kv_bytes // (1 if group is None else group.world),
-            context=assignment.context,
-            sessions=assignment.sessions,
-            device=device,
-            gpu_memory=assignment.gpu_memory,
-            group=group,
-            progress=progress,
-            captured=captured,
-            cancelled=cancelled,
-        )
-
-    @classmethod
-    def read(
-        cls,
-        spec: ModelSpec,
-        source: Source,
-        blocks: tuple[int, int],
-        *,
-        dtype: torch.dtype,
-        kv_bytes: int,
-        context: int,
-        sessions: int,
-        device: str,
-        gpu_memory: float = GPU_MEMORY,
-        ends: tuple[bool, bool] | None = None,
-        table: Linear | None = None,
-        group: Collectives | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        captured: Callable[[int, int], None] | None = None,
-        cancelled: Callable[[], bool] | None = None,
-    ) -> "Engine":
-        """As `load`, from a source that is open; `kv_bytes` are this process's own, `ends` and `table` as `Shard.load` has them."""
-        on_gpu = torch.device(device).type == "cuda"
-        if on_gpu:
-            _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, gpu_memory, group)
-            from zrt.runtime.compute import gpu_sampling  # needs Triton, which comes with torch for CUDA
-
-            has_head = blocks[1] == spec.num_blocks - 1 if ends is None else ends[1]
-            compiling = gpu_sampling.compiling(spec.vocab_size, torch.device(device)) if has_head else None
-        shard = Shard.load(
-            spec,
-            source,
-            blocks,
-            dtype=dtype,
-            device=device,
-            ends=ends,
-            table=table,
-            group=group,
-            progress=progress,
-            cancelled=cancelled,
-        )
-        if on_gpu:
-            from zrt.runtime.compute.gpu_decoder import GpuDecoder
-
-            pages = PagedKVCache(
-                shard.spec,
-                blocks,
-                dtype=dtype,
-                device=shard.device,
-                budget=kv_bytes,
-                context=context,
-                sessions=sessions,
-            )
-            decoder = GpuDecoder(shard, pages, sessions)
-            if compiling is not None:
-                compiling.join()
-            decoder.capture(home() / "gpu", captured)
-            return cls(shard, pages, decoder)
-        cache = KVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
-        return cls(shard, cache, Decoder(shard, cache))
-
-    @classmethod
-    def of_ends(
-        cls,
-        spec: ModelSpec,
-        source: Source,
-        place: int,
-        *,
-        embedding: bool,
-        head: bool,
-        dtype: torch.dtype,
-        pages: int,
-        context: int,
-        sessions: int,
-        table: Linear | None = None,
-    ) -> "Engine":
-        """No blocks, but what of the model's ends is asked for, on the CPU: what stands before block `place`, where others run all blocks.
-
-        It holds no KV, and counts `pages` of it, so that it takes the sessions that they take.
-        """
-        shard = Shard.load(spec, source, (place, place - 1), dtype=dtype, ends=(embedding, head), table=table)
-        cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=context, sessions=sessions)
-        return cls(shard, cache, Decoder(shard, cache))
 
     @property
     def spec(self) -> ModelSpec:
@@ -388,32 +255,6 @@ class Engine:
 
 def _never_came() -> ZrtError:
     return ZrtError("stage_lost", "the stage before is gone, and the rows it was to hand over with it")
-
-
-def _check_gpu(
-    device: torch.device,
-    spec: ModelSpec,
-    blocks: tuple[int, int],
-    dtype: torch.dtype,
-    kv_bytes: int,
-    gpu_memory: float,
-    group: Collectives | None,
-) -> None:
-    """`unsupported` where this device or group cannot serve; `insufficient_vram` when weights and KV are more than the budget or what is free."""
-    check_device(device)
-    torch.cuda.set_device(device)
-    gc.collect()  # what an engine before this one held is free, and not only torch's
-    torch.cuda.empty_cache()
-    part = Part() if group is None else Part(group.rank, group.world)
-    weights = part_bytes(spec, part, *blocks, dtype_name(dtype))
-    free, total = torch.cuda.mem_get_info(device)
-    budget = min(free, int(total * gpu_memory))
-    if weights + kv_bytes > budget:
-        raise ZrtError(
-            "insufficient_vram",
-            f"blocks {blocks[0]}-{blocks[1]} need {weights} bytes for weights and {kv_bytes} for KV on {device}; {budget} may be used "
-            f"({free} of {total} are free, gpu_memory is {gpu_memory}). Give [kv] fewer bytes, or cut the model into more stages",
-        )
 
 
 def _salted(names: Sequence[int], rope_length: int) -> list[int]:

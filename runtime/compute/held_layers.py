@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.loading import read_engine
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weights import Source
@@ -65,7 +66,7 @@ class HeldLayers:
     ) -> "HeldLayers":
         """Read the runs, layers alone: embedding, norm and head stay with the master. `kv_bytes` are shared out by their layers.
 
-        ZrtError as Engine.read, and bad_request for a layer that the model lacks.
+        ZrtError as read_engine, and bad_request for a layer that the model lacks.
         """
         for first, last in runs:
             if last >= spec.num_blocks:
@@ -73,7 +74,7 @@ class HeldLayers:
         count = sum(last - first + 1 for first, last in runs)
         return cls(
             {
-                run: Engine.read(
+                run: read_engine(
                     spec,
                     source,
                     run,

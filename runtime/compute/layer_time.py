@@ -5,8 +5,8 @@ from typing import Final
 
 import torch
 
-from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
+from zrt.runtime.compute.loading import read_engine
 from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weights import RandomCheckpoint
@@ -17,12 +17,12 @@ MOST_S: Final = 1.0
 
 
 def layer_time(spec: ModelSpec, dtype: torch.dtype, device: str) -> int:
-    """Microseconds of one token through one block, the best of a few, with weights drawn at random. ZrtError as Engine.read.
+    """Microseconds of one token through one block, the best of a few, with weights drawn at random. ZrtError as read_engine.
 
     The best, since whatever else the machine does meanwhile only adds to it.
     """
     block = spec.num_blocks // 2
-    engine = Engine.read(
+    engine = read_engine(
         spec,
         RandomCheckpoint(spec),
         (block, block),

@@ -9,6 +9,7 @@ import torch
 from zrt.runtime.compute.communicator import Communicator, join
 from zrt.runtime.compute.config_json import parse_config
 from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.loading import read_engine
 from zrt.runtime.compute.spec import spec_from_config
 from zrt.runtime.compute.turn import TurnResult, Work
 from zrt.runtime.compute.weights import Checkpoint, RandomCheckpoint
@@ -130,7 +131,7 @@ class Rank:
         self._unload()
         spec = spec_from_config(parse_config(request.config_json))
         source = RandomCheckpoint(spec) if stage.random else Checkpoint.of(map(Path, request.safetensors_paths))
-        self._engine = Engine.read(
+        self._engine = read_engine(
             spec,
             source,
             (stage.first, stage.last),

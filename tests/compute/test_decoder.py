@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Assignment
 
@@ -211,5 +211,5 @@ def test_admitting_a_step_takes_its_pages_and_goes_back_where_it_must(folder, pi
 def test_a_device_that_is_not_supported_is_refused_before_anything_is_read(folder) -> None:
     assignment = Assignment(1, "tiny", "files", 0, 3, 4, "float32", 1 << 20, 64, 1, 16, 1.0)
     with pytest.raises(ZrtError, match="cuda") as caught:
-        Engine.load(folder, assignment, device="cuda:0", progress=print, cancelled=lambda: False)
+        load_engine(folder, assignment, device="cuda:0", progress=print, cancelled=lambda: False)
     assert caught.value.kind == "unsupported"

@@ -18,7 +18,7 @@ from transformers import (
 from transformers.generation import SequenceBiasLogitsProcessor
 
 from zrt.runtime.compute.decoder import Decoder
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.sampling import Sampler, pick, restrict, uniform
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
@@ -323,7 +323,7 @@ def test_logprobs_are_the_models_own_whatever_is_done_to_pick() -> None:
 def test_the_padding_of_a_head_is_never_picked(make_model: Callable[..., Path], temperature, monkeypatch) -> None:
     folder = make_model("llama")
     assignment = Assignment(1, str(folder), "files", 0, 3, 4, "float32", 1 << 22, 64, 4, 64, 60.0)
-    engine = Engine.load(folder, assignment, device="cpu", progress=lambda *_: None, cancelled=lambda: False)
+    engine = load_engine(folder, assignment, device="cpu", progress=lambda *_: None, cancelled=lambda: False)
     forward = Decoder.forward
 
     def padded(decoder, steps, x, picking):

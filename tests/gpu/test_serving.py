@@ -12,7 +12,7 @@ from loads import load, undisturbed
 from running import Running, running
 
 from zrt.runtime.client import Client
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.loading import read_engine
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.weights import RandomCheckpoint, open_checkpoint
 from zrt.runtime.errors import ZrtError
@@ -99,7 +99,7 @@ async def test_a_turn_without_memory_ends_its_sessions_and_nothing_else(
 def test_what_is_more_than_its_share_is_refused_with_the_numbers(folder: Path) -> None:
     spec = read_spec(folder)
     with pytest.raises(ZrtError) as caught:
-        Engine.read(
+        read_engine(
             spec,
             RandomCheckpoint(spec),
             (0, 3),
@@ -123,7 +123,7 @@ def test_weights_from_files_come_whole_and_graphs_are_counted(make_model: Callab
     for into in (on_cpu, on_gpu):
         source.read(name, shape, into, lambda _: None)
     assert torch.equal(on_gpu.cpu(), on_cpu)
-    Engine.read(
+    read_engine(
         read_spec(folder),
         source,
         (0, 3),

@@ -22,7 +22,7 @@ from zrt.actors.group_trial import try_group
 from zrt.actors.rank_group import RankGroup
 from zrt.runtime.actor import Actor
 from zrt.runtime.compute.communicator import Communicator, Rendezvous
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
@@ -159,7 +159,7 @@ def assigned(folder: Path, dtype: str) -> Assignment:
 
 
 def on_one(folder: Path, dtype: str, tokens: list[int]) -> Tensor:
-    engine = Engine.load(
+    engine = load_engine(
         folder, assigned(folder, dtype), device="cuda:0", progress=lambda *_: None, cancelled=lambda: False
     )
     rows = [engine.turn([step(tokens, at)]).output for at in range(len(tokens))]
