@@ -120,7 +120,13 @@ async def test_a_parked_session_is_not_idle(folder: Path) -> None:
         load(cluster.client, 1, LENGTH) as made,
     ):
         await cluster.client.drain("stage1", timeout=0)
-        await asyncio.sleep(1.6)
+        since = None
+        async with asyncio.timeout(30), aclosing(cluster.client.watch(0.2)) as watch:
+            async for seen in watch:
+                since = seen.up_ms if since is None else since
+                assert [session.state for session in seen.sessions] == ["parked"]
+                if seen.up_ms > since + 1600:
+                    break
         await cluster.client.undrain("stage1")
         assert len((await made.over())[0]) == LENGTH
 
