@@ -227,20 +227,21 @@ class Events:
     async def next(self) -> ClientEvent:
         """The next event; an `error` event is raised. ZrtError coordinator_lost: the connection broke for good, or nothing comes over it."""
         loop = asyncio.get_running_loop()
-        since = loop.time()
+        waited = 0.0
         while not self._waiting:
             if self._failed is not None:
                 raise self._failed.anew()
             patience = max(SILENCE_S, self.patience)
-            left = since + patience - loop.time()
-            if left <= 0:
+            if waited >= patience:
                 raise self._connection._silent(patience)
             self._some.clear()
+            began, wait = loop.time(), min(patience - waited, STALL_S)
             try:
-                async with asyncio.timeout(min(left, STALL_S)):
+                async with asyncio.timeout(wait):
                     await self._some.wait()
             except TimeoutError:
                 self._connection._renew_if_stalled()
+            waited += min(wait, loop.time() - began)  # if it lasted longer, we were stopped, and could not have heard anything
         event = self._waiting.popleft()
         if isinstance(event, Error):
             raise ZrtError.of(event.kind, event.message, event.where)

@@ -1,6 +1,7 @@
 """A client whose connection breaks goes on where it was: no token missing, none twice, and the same text as if nothing had happened."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -171,6 +172,31 @@ async def test_a_connection_that_is_silent_is_made_anew(
     network.go_on()
     await asking
     await stream.aclose()
+
+
+async def test_whoever_was_stopped_has_not_waited_meanwhile(
+    cluster: Local, cut: tuple[Proxy, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suspended process finds its deadlines past, and the word that it waits for unread."""
+    network, client = cut
+    request = {"token_ids": PROMPT, "max_tokens": 60, "temperature": 0.0}
+    wanted = await answers(cluster.client.generate(**request))
+    stream = client.generate(**request)
+    got = Answers()
+    while not got.ids:
+        got.take(await stream.next_event())
+    monkeypatch.setattr(connection, "SILENCE_S", 0.4)
+    monkeypatch.setattr(connection, "STALL_S", 0.2)
+    stream._events.patience = 0.0
+    network.shut()
+    asking = asyncio.create_task(stream.next_event())
+    await asyncio.sleep(0)
+    time.sleep(1.0)  # noqa: ASYNC251  nobody runs meanwhile
+    await network.open()
+    got.take(await asking)
+    while not stream.over:
+        got.take(await stream.next_event())
+    assert got == wanted
 
 
 async def test_a_cancel_in_the_dark_is_heard_later(cluster: Local, cut: tuple[Proxy, Client]) -> None:
