@@ -38,6 +38,7 @@ from zrt.runtime.messages.control import (
 )
 from zrt.runtime.roster import Roster
 from zrt.runtime.sockets import split_endpoint
+from zrt.runtime.spawn import ended_by
 
 log = logging.getLogger(__name__)
 
@@ -196,17 +197,18 @@ class Registry:
             raise ZrtError("unauthorized", f"{envelope.header.sender} is nobody's parent", self._actor.name)
         if message.incarnation:  # else it was never ready, so whoever has its name is another
             self._gone(message.name, message.incarnation)
+        ended = ended_by(message.exit)
         again = "is started again" if message.restarting else "is not started again"
         news = True
         if message.restarting:
             self._roster.restarted(message.name)
         else:
-            why = f"{message.name} ended with status {message.exit} and is not started again"
+            why = f"{message.name} {ended} and is not started again: another may join in its place, or `zrt down` and `zrt up`"
             news = self._roster.lost(message.name, why)
             self._helping.lost(message.name)
             self._workers_changed()
         if news:
-            self._happened.add("death", message.name, f"ended with status {message.exit}; it {again}")
+            self._happened.add("death", message.name, f"{ended}; it {again}")
         self._place()
         return Done()
 

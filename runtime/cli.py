@@ -296,7 +296,7 @@ def _sampling_words(command: argparse.ArgumentParser) -> None:
         "--repetition-penalty",
         type=words.factor,
         metavar="R",
-        help="divides the logits of all tokens so far; 1 is off (default: the model's)",
+        help="divides the logits of all tokens so far; 0.01 to 1000, 1 is off (default: the model's)",
     )
     command.add_argument(
         "--presence-penalty", type=words.penalty, metavar="A", help="off the logits of the answer's tokens; -2 to 2"

@@ -241,7 +241,8 @@ class Events:
                     await self._some.wait()
             except TimeoutError:
                 self._connection._renew_if_stalled()
-            waited += min(wait, loop.time() - began)  # if it lasted longer, we were stopped, and could not have heard anything
+            # if it lasted longer, we were stopped, and could not have heard anything
+            waited += min(wait, loop.time() - began)
         event = self._waiting.popleft()
         if isinstance(event, Error):
             raise ZrtError.of(event.kind, event.message, event.where)

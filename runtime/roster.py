@@ -201,6 +201,8 @@ class Roster:
         entry = self._entries.get(name)
         if entry is None or entry.kind != "block_server":
             names = ", ".join(sorted(entry.address.name for entry in self.of_kind("block_server"))) or "none"
+            if name in self._lost:
+                raise ZrtError("bad_request", self._lost[name])
             raise ZrtError("bad_request", f"there is no block server called {name}; there are: {names}")
         return entry
 

@@ -33,6 +33,11 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "zrt.runtime.cli", *words]
 
 
+def ended_by(exit_status: int) -> str:
+    """How a process ended, in words. The status is negative for a signal."""
+    return f"was ended by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status}"
+
+
 class Ready(Struct, frozen=True):
     """The one line a child writes to its ready pipe: where it is reached, or why it will not be."""
 

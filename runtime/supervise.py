@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.spawn import Process, Ready
+from zrt.runtime.spawn import Process, Ready, ended_by
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,9 @@ class Death(Struct, frozen=True):
     def __str__(self) -> str:
         if not self.pid:
             return self.words
-        how = f"was not ready within {self.late_s:g} s and was killed" if self.late_s else self._ended()
+        how = f"was not ready within {self.late_s:g} s and was killed" if self.late_s else ended_by(self.exit)
         last = f"; its last words:\n{self.words}" if self.words else ""
         return f"{self.name} (process {self.pid}) {how}{last}"
-
-    def _ended(self) -> str:
-        return f"was ended by signal {-self.exit}" if self.exit < 0 else f"ended with status {self.exit}"
 
 
 class Child:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Final
 
 import msgspec
@@ -116,7 +116,8 @@ class Parent:
     async def serve(self, question: Question | None, lifeline: Lifeline) -> int:
         """Start everything, say when it is ready, and answer the question: the exit status. Without one it stays, and says what comes back."""
         endpoint = await self._start()
-        async with Client(endpoint) as client:
+        async with AsyncExitStack() as stack:
+            client = await self._client(stack, endpoint)
             with Bars() as self._bars:
                 try:
                     async with aclosing(client.watch()) as watch:
@@ -134,6 +135,16 @@ class Parent:
             lifeline.ready(endpoint, 0)
             self._answering = True
             return await answer(client, question)
+
+    async def _client(self, stack: AsyncExitStack, endpoint: str) -> Client:
+        """Of the coordinator. ZrtError bad_config: it runs, and what it is to be reached by leads elsewhere."""
+        try:
+            return await stack.enter_async_context(Client(endpoint))
+        except ZrtError as error:
+            if error.kind != "coordinator_lost" or self.conf.cluster.advertise is None:
+                raise
+            text = f"[cluster] advertise: {endpoint} does not lead to this machine, or not from here, and the cluster's processes meet there"
+            raise ZrtError("bad_config", text) from error
 
     async def _start(self) -> str:
         """The coordinator first: block servers must find this one, not another that holds the port. Its endpoint."""

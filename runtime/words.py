@@ -56,9 +56,9 @@ def floor(text: str) -> float:
 
 
 def factor(text: str) -> float:
-    """A number above 0, at most 1000."""
-    if not 0 < (number := _real(text)) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1000")
+    """A number from 0.01 to 1000."""
+    if not 0.01 <= (number := _real(text)) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.01 and 1000")
     return number
 
 

@@ -102,10 +102,13 @@ class Sampler:
         return scores
 
     def pick(self, logits: Tensor, position: int) -> int:
-        """The token at `position`, from logits float32 [vocab]."""
+        """The token at `position`, from logits float32 [vocab]. ZrtError internal: what is asked for leaves no finite logit."""
         scores = self.adjust(logits, position)
+        best, token = (part.item() for part in scores.max(dim=0))
+        if not math.isfinite(best):
+            raise ZrtError("internal", "bias, penalties and what is ruled out leave no token that could be picked")
         if self.greedy:
-            return int(scores.argmax())
+            return int(token)
         ids, probabilities = restrict(scores, self.options)
         return int(ids[_draw(probabilities, uniform(self.options.seed, position))])
 
@@ -136,24 +139,30 @@ def pick(
     `best`, if it is known, is float64 [2, rows]: the greatest logit of each row and its token, or with `drawn` the token that a plain sampler
     picks.
 
-    A row whose greatest logit is not finite (the model overflowed) gets the error `internal` in place of a token; the others their tokens.
+    A row whose greatest logit is not finite (the model overflowed, or what its sampler does to it) gets the error `internal` in place of a token;
+    the others their tokens.
     """
     if best is None:
         best, drawn = torch.stack([part.double() for part in logits.max(dim=1)]), False
     tops, numbers = best.tolist()  # the one wait for a device
     finite = [math.isfinite(top) for top in tops]
     tokens = [int(number) if fine else 0 for number, fine in zip(numbers, finite, strict=True)]
+    faults = {row: _not_finite() for row, fine in enumerate(finite) if not fine}
     for row, (sampler, position) in enumerate(zip(samplers, positions, strict=True)):
         picked = sampler.plain and drawn
         if finite[row] and not picked and (sampler.adjusts or not sampler.greedy):
-            tokens[row] = sampler.pick(logits[row], position)
-            sampler.took(tokens[row])
-    asking = [row for row, sampler in enumerate(samplers) if finite[row] and sampler.options.logprobs is not None]
+            try:
+                tokens[row] = sampler.pick(logits[row], position)
+            except ZrtError as error:
+                faults[row] = error
+            else:
+                sampler.took(tokens[row])
+    asking = [row for row, sampler in enumerate(samplers) if row not in faults and sampler.options.logprobs is not None]
     said: dict[int, TokenLogprobs] = {}
     if asking:
         counts = [samplers[row].options.logprobs or 0 for row in asking]
         said = dict(zip(asking, logprobs(logits[asking], [tokens[row] for row in asking], counts), strict=True))
-    return [Picked(token, said.get(row)) if finite[row] else _not_finite() for row, token in enumerate(tokens)]
+    return [faults.get(row) or Picked(token, said.get(row)) for row, token in enumerate(tokens)]
 
 
 def _not_finite() -> ZrtError:

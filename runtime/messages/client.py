@@ -31,6 +31,7 @@ from zrt.runtime.messages.sampling import (
     MinP,
     RepetitionPenalty,
     Seed,
+    Stops,
     Temperature,
     TokenIds,
     TokenLogprobs,
@@ -76,6 +77,8 @@ class Generate(Request):
     Before `min_tokens` tokens no token is picked that ends the generation, and no stop string looked for. With `ignore_eos` end-of-sequence
     tokens do not end it; they have no text. `logprobs` n asks for each token's log-probability and those of the n likeliest.
     `n` answers are given to one prompt, the i-th (from 0) with `seed` + i.
+
+    Session ids are numbers here; for people they are written as 16 hexadecimal digits.
     """
 
     prompt: str | None = None
@@ -93,7 +96,7 @@ class Generate(Request):
     logit_bias: LogitBias = {}
     min_tokens: U32 | None = None
     ignore_eos: bool = False
-    stop: list[Annotated[str, Meta(min_length=1)]] = []
+    stop: Stops = []
     stop_token_ids: TokenIds = []
     logprobs: TopLogprobs | None = None
     seed: Seed | None = None

@@ -15,7 +15,8 @@ Temperature = Annotated[float, Meta(ge=0, le=1000)]
 TopK = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TopP = Annotated[float, Meta(ge=0, le=1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
-RepetitionPenalty = Annotated[float, Meta(gt=0, le=1000)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=1000)]
+"""Divides logits in float32, which a smaller one would make infinite."""
 CountPenalty = Annotated[float, Meta(ge=-2, le=2)]
 """Presence and frequency penalties, in OpenAI's range."""
 Seed = Annotated[int, Meta(ge=0, le=SEED_MAX)]
@@ -23,6 +24,8 @@ LogitBias = Annotated[dict[U32, Annotated[float, Meta(ge=-100, le=100)]], Meta(m
 """Token id → what is added to its logit, in OpenAI's range: -100 all but bans a token, 100 all but forces it."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 TokenIds = Annotated[list[U32], Meta(max_length=256)]
+Stops = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=64)]
+"""Each is looked for in every piece of text, by the coordinator itself."""
 
 
 class Sampling(Struct, frozen=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from clusters import cluster_file
-from running import GREEDY, Running, answering, family, running
+from running import GREEDY, Running, answering, family, run_zrt, running
 
 TOKENS = 400
 """An answer of a second or so."""
@@ -41,9 +41,11 @@ def test_what_is_lost_for_good(tiny: Path, tmp_path: Path) -> None:
             cluster.children()["stage1"].kill()
             _, said = process.communicate(timeout=60)
         assert process.returncode == 1
-        lost = "stage 1 (blocks 2-3) is lost: stage1 ended with status -9 and is not started again"
+        lost = "stage 1 (blocks 2-3) is lost: stage1 was ended by signal 9 and is not started again"
+        lost += ": another may join in its place, or `zrt down` and `zrt up`"
         assert said.splitlines()[-1] == f"zrt: stage_lost: {lost}"
         assert f"zrt: stage_lost: {lost}" in cluster.zrt(*GREEDY).stderr
+        assert f"stage1 {lost.partition('stage1 ')[2]}" in cluster.zrt("drain", "stage1").stderr
         assert cluster.zrt("down", "--timeout", "1").returncode == 0
         assert cluster.process.wait(20) == 0
         assert "was ended by signal 9; the cluster stays" in cluster.process.stderr.read()
@@ -60,7 +62,7 @@ def test_a_coordinator_hears_of_those_who_were_lost_before_it_came(tiny: Path, t
         coordinator = cluster.children()["coordinator"]
         coordinator.kill()
         again.kill()
-        lost = "zrt: stage_lost: stage 1 (blocks 2-3) is lost: stage1 ended with status -9 and is not started again"
+        lost = "zrt: stage_lost: stage 1 (blocks 2-3) is lost: stage1 was ended by signal 9 and is not started again"
         while lost not in (said := cluster.zrt(*GREEDY, "--max-tokens", "3", "--connect", cluster.endpoint).stderr):
             assert time.monotonic() < deadline, said
         assert cluster.end() == 0
@@ -121,3 +123,12 @@ def test_sessions_finish_before_the_cluster_goes(tiny: Path, tmp_path: Path) -> 
         assert process.returncode == 0, said
         assert len((first + rest).split()) == 3 * TOKENS
         assert family(tmp_path) == []
+
+
+def test_an_address_that_leads_elsewhere_is_called_that(tiny: Path, tmp_path: Path) -> None:
+    words = ["--listen", "tcp://0.0.0.0:0", "--insecure", "--advertise", "tcp://nowhere.invalid"]
+    done = run_zrt("up", conf(tiny, tmp_path, 1), *words, home=tmp_path)
+    assert done.returncode == 2
+    assert "zrt: bad_config: [cluster] advertise: tcp://nowhere.invalid:" in done.stderr
+    assert "does not lead to this machine" in done.stderr
+    assert family(tmp_path) == []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -19,7 +20,7 @@ from transformers.generation import SequenceBiasLogitsProcessor
 
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.loading import load_engine
-from zrt.runtime.compute.sampling import Sampler, pick, restrict, uniform
+from zrt.runtime.compute.sampling import Picked, Sampler, pick, restrict, uniform
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Assignment
@@ -167,6 +168,19 @@ def test_logits_that_are_not_finite_are_refused_and_other_rows_get_their_tokens(
     assert isinstance(failed, ZrtError)
     assert failed.kind == "internal"
     assert "not finite" in failed.message
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_sampler_that_leaves_no_finite_logit_fails_alone(temperature: float) -> None:
+    logits = torch.ones(3, 10)
+    logits[:, 4] = 2.0
+    well = Sampling(temperature=temperature, top_k=1, presence_penalty=0.1)
+    infinite = replace(well, repetition_penalty=1e-38)  # messages refuse it
+    samplers = [Sampler(options, tokens=[4], prompt_length=1) for options in (well, infinite, well)]
+    first, failed, last = pick(1e3 * logits, samplers, [1, 1, 1])
+    assert [first, last] == [Picked(4, None), Picked(4, None)]
+    assert isinstance(failed, ZrtError)
+    assert failed.message == "bias, penalties and what is ruled out leave no token that could be picked"
 
 
 # ---- what changes logits before a token is picked -------------------------------------------------------------------

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -291,6 +293,24 @@ def test_a_broken_generation_config_is_a_bad_model(tmp_path: Path, text: str) ->
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ZrtError, match=r"generation_config\.json"):
         generation_defaults(tmp_path)
+
+
+def test_others_run_while_a_long_text_is_encoded(tokenizer_folder: Folder) -> None:
+    tokenizer = opened(tokenizer_folder("byte-level"))
+    text, spent = "words and words " * 60_000, [0.0]
+
+    def encode() -> None:
+        began = time.perf_counter()
+        tokenizer.encode_raw(text)
+        spent[0] = time.perf_counter() - began
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        thread.join(0.001)
+        turns += 1
+    assert turns > 100 * spent[0], (turns, spent[0])  # of the 1,000 a second that there could be
 
 
 def test_nothing_here_imports_torch(tokenizer_folder: Folder) -> None:

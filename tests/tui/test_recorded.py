@@ -80,7 +80,7 @@ def recorded() -> Cluster:
     seen.sessions[3].fault = "stage1.1 is gone"
     seen.happened = [
         happened(1),
-        happened(2, "death", "ended with status -9; it is started again"),
+        happened(2, "death", "was ended by signal 9; it is started again"),
         happened(3, "reroute", "2 sessions take another route"),
         happened(4, "drain", "is being drained for 9 s at most"),
     ]
