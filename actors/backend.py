@@ -4,7 +4,7 @@ import logging
 from collections.abc import Hashable, Sequence
 from typing import Final, Protocol
 
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.engine import Engine, Holding
 from zrt.runtime.compute.turn import Passing, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
@@ -19,7 +19,7 @@ class Backend(Protocol):
     """`engine` is this process's own part of the blocks. Errors are those of the engine, and `rank_failed`."""
 
     @property
-    def engine(self) -> Engine: ...
+    def engine(self) -> Holding: ...
 
     async def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
         """As Engine.open."""

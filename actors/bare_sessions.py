@@ -15,7 +15,7 @@ from zrt.actors.payloads import rows_of
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Actor
 from zrt.runtime.complaints import Complaints
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.turn import Outcome, Work
 from zrt.runtime.counted import counted
 from zrt.runtime.envelope import Bare
@@ -58,7 +58,7 @@ class BareSessions:
     """`ready` gives the engine, or raises what the peer is told; while it `drains`, no session is begun."""
 
     def __init__(
-        self, actor: Actor, loop: TurnLoop, ready: Callable[[], Engine], *, drains: Callable[[], bool]
+        self, actor: Actor, loop: TurnLoop, ready: Callable[[], Holding], *, drains: Callable[[], bool]
     ) -> None:
         self._actor = actor
         self._loop = loop
@@ -92,7 +92,7 @@ class BareSessions:
         self._sessions[key] = session
         self._loop.add(Waiting(key, request.seq_pos, len(rows), rows, now, origin=BareStep(bare, len(rows))))
 
-    def work(self, engine: Engine, step: Waiting) -> Work:
+    def work(self, engine: Holding, step: Waiting) -> Work:
         ends = step.n == step.origin.left
         return Work(
             step.key, step.seq_pos, step.n, step.rows, logits=engine.shard.is_last and ends, opens=step.origin.left
@@ -155,7 +155,7 @@ class BareSessions:
             self._complaints.add("reply", f"a bare peer takes no replies: {error}")
 
 
-def _check_size(bare: Bare, engine: Engine) -> None:
+def _check_size(bare: Bare, engine: Holding) -> None:
     """ZrtError too_large: more than the longest history takes as an array of integers, KwaaiNet's longest form. Reading it would hold us up."""
     width = 4 if engine.shard.is_first else 2 * engine.spec.hidden_size
     most = 2 * width * engine.cache.context + SPARE_BYTES

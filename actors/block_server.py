@@ -22,7 +22,7 @@ from zrt.actors.handovers import Handovers
 from zrt.actors.routed_sessions import RoutedSessions
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.turn import Passing, Work
 from zrt.runtime.errors import ZrtError
@@ -242,7 +242,7 @@ class BlockServer(Member):
         except ZrtError as error:
             log.warning("%s: the coordinator does not take a %s: %s", self.name, type(message).__name__, error)
 
-    def _ready(self) -> Engine:
+    def _ready(self) -> Holding:
         if self.turns.engine is not None:
             return self.turns.engine
         if self.state == "loading":
@@ -251,7 +251,7 @@ class BlockServer(Member):
 
     # ---- turns --------------------------------------------------------------------------------------------------
 
-    def _work(self, engine: Engine, step: Waiting) -> Work:
+    def _work(self, engine: Holding, step: Waiting) -> Work:
         if isinstance(step.origin, BareStep):
             return self.bare.work(engine, step)
         return self.routed.work(step)

@@ -16,7 +16,7 @@ import torch
 
 from zrt.runtime.actor import Envelope
 from zrt.runtime.compute import gpu_flags
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.handover import HandedRows, Inlet, Outlet
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
@@ -47,7 +47,7 @@ class Handovers:
         actor.handle(HandOver, self._on_hand_over)
         actor.on_peer_death(self._taker_gone)
 
-    def serve(self, engine: Engine | None, assignment: Assignment | None) -> None:
+    def serve(self, engine: Holding | None, assignment: Assignment | None) -> None:
         """Of this engine's turns from now on."""
         self.near = ""
         self._offered.clear()
@@ -135,7 +135,7 @@ class Handovers:
         if header.near and header.near == self.near and before.incarnation not in self._refused:
             self._answer(before, HandOver())
 
-    def rows(self, engine: Engine, header: Header, request: InferenceRequest, before: Address) -> list[HandedRows]:
+    def rows(self, engine: Holding, header: Header, request: InferenceRequest, before: Address) -> list[HandedRows]:
         """Of each step of a message of the stage before, whose rows are handed over. ZrtError stage_lost: their writer is gone, or they are to come
         as bytes; bad_request."""
         handed = header.handed

@@ -19,7 +19,7 @@ from zrt.actors.layer_setup import LentModel, set_up
 from zrt.actors.lent_run import LentRun, Numbers
 from zrt.actors.lent_worker import STEP_S, LentWorker
 from zrt.runtime.actor import Actor
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.engine import Engine, Holding
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, ends_bytes
 from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.loading import engine_of_ends, read_engine
@@ -68,12 +68,10 @@ def read_bytes(model: LentModel, runs: Sequence[OwnRun], device: str) -> list[in
     return sizes
 
 
-class Ends(Engine):
-    """What a stage of several engines is to those that ask for sizes: it takes what its first run takes, and gives what its last one gives."""
-
-    def __init__(self, first: Engine, last: Engine) -> None:
-        self.shard = replace(first.shard, last=last.shard.last, final_norm=last.shard.final_norm, head=last.shard.head)
-        self.cache = first.cache
+def ends(first: Engine, last: Engine) -> Holding:
+    """What a stage of several engines is to those that ask: it takes what its first run takes, and gives what its last one gives."""
+    shard = replace(first.shard, last=last.shard.last, final_norm=last.shard.final_norm, head=last.shard.head)
+    return Holding(shard, first.cache)
 
 
 class LentLayers:
@@ -83,7 +81,7 @@ class LentLayers:
     """
 
     def __init__(self, actor: Actor, lane: Lane, lost: Callable[[ZrtError], None]) -> None:
-        self.engine: Engine
+        self.engine: Holding
         self.broken: ZrtError | None = None
         self.own: dict[OwnRun, Engine] = {}
         self._actor = actor
@@ -137,7 +135,7 @@ class LentLayers:
             done += sizes[run]
             tick(0)
         own = list(self.own.values())
-        self.engine = Ends(own[0], own[-1])
+        self.engine = ends(own[0], own[-1])
 
     def worker_lost(self, address: Address) -> None:
         """A process is gone."""

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.engine import Holding
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.inference import InferenceRequest
 from zrt.runtime.tensors import as_dtype, from_bytes
 
 
-def rows_of(engine: Engine, request: InferenceRequest, dtype: str) -> Tensor:
+def rows_of(engine: Holding, request: InferenceRequest, dtype: str) -> Tensor:
     """Token ids int64 [n] on the first stage, hidden states [n, hidden] in the model's dtype elsewhere; `dtype` is the wire's.
 
     ZrtError bad_request if this stage does not take such a request.

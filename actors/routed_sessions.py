@@ -20,7 +20,7 @@ from zrt.actors.payloads import rows_of
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
 from zrt.runtime.complaints import Complaints
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.handover import HandedRows
 from zrt.runtime.compute.sampling import Picked, Sampler
 from zrt.runtime.compute.turn import Outcome, Passing, Work
@@ -64,7 +64,7 @@ class RoutedSessions:
         self,
         actor: Member,
         loop: TurnLoop,
-        ready: Callable[[], Engine],
+        ready: Callable[[], Holding],
         make_room: Callable[[], Awaitable[bool]],
         handovers: Handovers,
     ) -> None:
@@ -349,7 +349,7 @@ def _goes_on(step: Waiting) -> bool:
     return session.samples(step.seq_pos, step.n, until) if session.is_last else not session.ends(until)
 
 
-def _check_size(message: Open, engine: Engine) -> None:
+def _check_size(message: Open, engine: Holding) -> None:
     """ZrtError context_exceeded, bad_request: more than a session can have."""
     if message.length > engine.cache.context:
         text = f"open: a history of {message.length} tokens, the context holds {engine.cache.context}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from zrt.actors.backend import Backend, LocalBackend
 from zrt.runtime.compute.device_memory import out_of_memory
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.engine import Engine, Holding
 from zrt.runtime.compute.turn import Outcome, Passing, TurnResult, Work
 from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
@@ -32,7 +32,7 @@ PARKED_S = 0.25
 class Turn:
     """One turn that ran: its steps, what became of each, and its clock (`started` monotonic seconds, `spent_us` in the lane)."""
 
-    engine: Engine
+    engine: Holding
     steps: list[Waiting]
     result: TurnResult
     started: float
@@ -52,7 +52,7 @@ class TurnLoop:
         name: str,
         threads: tuple[int, int],
         *,
-        work: Callable[[Engine, Waiting], Work],
+        work: Callable[[Holding, Waiting], Work],
         passing: Callable[[Sequence[Waiting]], Passing | None],
         deliver: Callable[[Turn], Awaitable[None]],
     ) -> None:
@@ -76,7 +76,7 @@ class TurnLoop:
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> Holding | None:
         return self.backend.engine if self.backend is not None else None
 
     def take_backend(self, backend: Backend | None, chunk: int) -> None:
@@ -193,7 +193,7 @@ class TurnLoop:
             result = _failed(steps, out_of_memory(error) or ZrtError("internal", f"a turn failed: {error!r}"))
         self.running = []
         if handing is not None:
-            self._expect(engine)
+            self._expect(handing.engine)
         ended = time.monotonic()
         prompts = sum(step.n for step in steps if step.n > 1)
         decodes = sum(1 for step in steps if step.n == 1)

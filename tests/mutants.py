@@ -197,7 +197,7 @@ class Mutants:
             case shape_of.IntType():
                 return max(kind.ge or 0, rng.choice([1, 2, 3, 9, 70]))
             case shape_of.FloatType():
-                return 0.5 if kind.gt is not None else 0.0
+                return 0.5 if kind.gt is not None or kind.ge else 0.0
             case shape_of.StrType():
                 return rng.choice(["a", "b", "stage0", "tcp://127.0.0.1:1", str(rng.randrange(10**6))])
             case shape_of.BoolType():

@@ -33,17 +33,12 @@ class _Unheard:
     works: list[Work]
 
 
-class Engine:
-    """Shard, KV cache and sampler of one block server."""
+class Holding:
+    """What a block server holds, for those that ask what it takes and gives, and what there is room for."""
 
-    def __init__(self, shard: Shard, cache: SessionCache, decoder: Decoder) -> None:
+    def __init__(self, shard: Shard, cache: SessionCache) -> None:
         self.shard = shard
         self.cache = cache
-        self._decoder = decoder
-        self._rope_lengths: dict[Hashable, int] = {}  # of open sessions
-        self._unheard: _Unheard | None = None
-        self.expecting = Expecting()
-        """What the device waits for when a turn is over. Everything but the next turn is to stop that first."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -55,8 +50,32 @@ class Engine:
         return dtype_name(self.shard.dtype)
 
     @property
+    def max_pages(self) -> int:
+        """Full pages of the longest history."""
+        return self.cache.context // self.cache.stats().page_tokens
+
+    @property
     def hands_over(self) -> bool:
         """Whether turns take rows that others hand over, and hand theirs over."""
+        return False
+
+    def stats(self) -> PoolStats:
+        return self.cache.stats()
+
+
+class Engine(Holding):
+    """Shard, KV cache and sampler of one block server."""
+
+    def __init__(self, shard: Shard, cache: SessionCache, decoder: Decoder) -> None:
+        super().__init__(shard, cache)
+        self._decoder = decoder
+        self._rope_lengths: dict[Hashable, int] = {}  # of open sessions
+        self._unheard: _Unheard | None = None
+        self.expecting = Expecting()
+        """What the device waits for when a turn is over. Everything but the next turn is to stop that first."""
+
+    @property
+    def hands_over(self) -> bool:
         return self.shard.device.type == "cuda" and self.shard.group is None
 
     def device_lives(self) -> bool:
@@ -68,11 +87,6 @@ class Engine:
         except RuntimeError:
             return False
         return True
-
-    @property
-    def max_pages(self) -> int:
-        """Full pages of the longest history."""
-        return self.cache.context // self.cache.stats().page_tokens
 
     def open(self, key: Hashable, length: int, names: Sequence[int] = (), prompt: int = 0) -> int:
         """Make room for a session whose history has `length` tokens, in pages of these names; how many of them are held already.
@@ -115,9 +129,6 @@ class Engine:
         self._settle()
         self.cache.close_all()
         self._rope_lengths.clear()
-
-    def stats(self) -> PoolStats:
-        return self.cache.stats()
 
     def turn(self, works: Sequence[Work], threads: int | None = None, passing: Passing | None = None) -> TurnResult:
         """Run the steps as one forward, on so many threads from now on; a step that cannot run fails alone.
