@@ -1,10 +1,10 @@
-"""What it is to a cluster that a process of it is not started again."""
+"""What it is to a cluster that a process of it is not started again, or that it says what is wrong with it."""
 
 from typing import Final
 
 from zrt.runtime.cluster_file import Conf
 from zrt.runtime.counted import counted
-from zrt.runtime.errors import Kind, ZrtError
+from zrt.runtime.errors import KINDS, Kind, ZrtError
 from zrt.runtime.supervise import Child
 
 COORDINATOR: Final = "coordinator"
@@ -22,6 +22,12 @@ def final_loss(child: Child, conf: Conf, told: str, brief: str) -> ZrtError:
     again = f", after {counted(child.restarts, 'restart')}" if child.restarts else ""
     where = "" if child.name == COORDINATOR else error.where  # what it refuses was said to `zrt up`
     return ZrtError(kind, error.message.replace(told, brief) + again, where)
+
+
+def final_fault(text: str) -> ZrtError:
+    """A cluster's fault as an error."""
+    kind, _, message = text.partition(": ")
+    return ZrtError.of(kind, message) if kind in KINDS else ZrtError("stage_lost", text)
 
 
 def _kind(name: str, conf: Conf) -> Kind:

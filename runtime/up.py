@@ -1,7 +1,7 @@
 """`zrt up`: the parent of a cluster's processes. It starts the coordinator and the block servers of a cluster file, shows how they load,
 restarts what dies, and leaves nothing behind.
 
-Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Generate, Down. Receives from it: Kill, GoingDown, Shutdown.
+Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Status, Generate, Down. Receives from it: Kill, GoingDown, Shutdown.
 """
 
 import asyncio
@@ -24,16 +24,17 @@ from zrt.runtime.cluster_file import Conf
 from zrt.runtime.command_lines import CommandLines, Line
 from zrt.runtime.connection import CONNECT_S
 from zrt.runtime.counted import counted
-from zrt.runtime.errors import KINDS, ZrtError
+from zrt.runtime.errors import ZrtError
 from zrt.runtime.foreground import ending_signals, listens, say
 from zrt.runtime.lifeline import Lifeline
 from zrt.runtime.logs import STAMP
-from zrt.runtime.losses import COORDINATOR, final_loss
+from zrt.runtime.losses import COORDINATOR, final_fault, final_loss
 from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.control import ChildDied, Control, Done, GoingDown, Kill
 from zrt.runtime.process import DOWN_STATUS
 from zrt.runtime.recovery import Recoveries
+from zrt.runtime.roll_call import RollCall
 from zrt.runtime.seats import seat_name, spare_names
 from zrt.runtime.show import Bars
 from zrt.runtime.spawn import Ready
@@ -115,9 +116,10 @@ class Parent:
 
     async def serve(self, question: Question | None, lifeline: Lifeline) -> int:
         """Start everything, say when it is ready, and answer the question: the exit status. Without one it stays, and says what comes back."""
-        endpoint = await self._start()
+        member = await self._start()
         async with AsyncExitStack() as stack:
-            client = await self._client(stack, endpoint)
+            client = await self._client(stack)
+            member.spawn(RollCall(member, self._supervisor, self._say).follow(client), "roll call")
             with Bars() as self._bars:
                 try:
                     async with aclosing(client.watch()) as watch:
@@ -125,32 +127,31 @@ class Parent:
                         self._bars.finish(cluster)
                         if question is None:
                             ends = "`zrt down` ends it" if self.detached else "Ctrl-C or `zrt down` ends it"
-                            self._say(f"zrt: {self.conf.cluster.name} is ready at {endpoint}; {ends}")
-                            lifeline.ready(endpoint, 0)
+                            self._say(f"zrt: {self.conf.cluster.name} is ready at {self._endpoint}; {ends}")
+                            lifeline.ready(self._endpoint, 0)
                             await self._until_loaded(cluster, watch, self._bars)
                 finally:
                     self._bars = None
             if question is None:
                 await self._recoveries.follow(client, self._supervisor.pids, self._say)
-            lifeline.ready(endpoint, 0)
+            lifeline.ready(self._endpoint, 0)
             self._answering = True
             return await answer(client, question)
 
-    async def _client(self, stack: AsyncExitStack, endpoint: str) -> Client:
+    async def _client(self, stack: AsyncExitStack) -> Client:
         """Of the coordinator. ZrtError bad_config: it runs, and what it is to be reached by leads elsewhere."""
         try:
-            return await stack.enter_async_context(Client(endpoint))
+            return await stack.enter_async_context(Client(self._endpoint))
         except ZrtError as error:
             if error.kind != "coordinator_lost" or self.conf.cluster.advertise is None:
                 raise
-            text = f"[cluster] advertise: {endpoint} does not lead to this machine, or not from here, and the cluster's processes meet there"
+            text = f"[cluster] advertise: {self._endpoint} does not lead to this machine, or not from here, and the cluster's processes meet there"
             raise ZrtError("bad_config", text) from error
 
-    async def _start(self) -> str:
-        """The coordinator first: block servers must find this one, not another that holds the port. Its endpoint."""
+    async def _start(self) -> Member:
+        """The coordinator first: block servers must find this one, not another that holds the port. Ourselves as its member."""
         coordinator = self._spawn(COORDINATOR, self._lines.coordinator())
-        endpoint = (await coordinator.ready()).endpoint
-        self._endpoint = endpoint
+        endpoint = self._endpoint = (await coordinator.ready()).endpoint
         coordinator.argv += self._lines.coordinator_again(endpoint)
         self._leave_note(endpoint)
         for stage, conf in enumerate(self.conf.stages):
@@ -170,7 +171,7 @@ class Parent:
         member.on_registered(self._on_registered)
         await member.start()
         member.every(WATCH_S, self._watch)
-        return endpoint
+        return member
 
     def _spawn(self, name: str, line: Line) -> Child:
         restart = Restart(budget=self.conf.limits.restarts)
@@ -180,7 +181,7 @@ class Parent:
         """Show how the stages load. ZrtError as the cluster's fault says, when it will not become ready."""
         async for cluster in watch:
             if cluster.fault:
-                raise _fault(cluster.fault)
+                raise final_fault(cluster.fault)
             bars.loading(cluster)
             if cluster.ready:
                 self.was_ready = True
@@ -260,7 +261,7 @@ class Parent:
             self._coordinator_ready = time.monotonic()
 
     def _watch(self) -> None:
-        """A hung coordinator is killed, and so starts again; of all other processes the coordinator says when they hang."""
+        """A hung coordinator is killed, and so starts again; of the others it says when they hang, if it ever knew them (see RollCall)."""
         sys.stderr.flush()  # the rest of what a reader has begun to take before it paused
         member, child = self._member, self._supervisor.children[COORDINATOR]
         if member is None or child.incarnation == 0:
@@ -347,9 +348,3 @@ class Parent:
         if self._unsaid:
             text, self._unsaid = f"zrt: nobody read on: {counted(self._unsaid, 'line')} dropped\n{text}", 0
         (self._bars.say if self._bars is not None else say)(text)
-
-
-def _fault(text: str) -> ZrtError:
-    """A cluster's fault as an error."""
-    kind, _, message = text.partition(": ")
-    return ZrtError.of(kind, message) if kind in KINDS else ZrtError("stage_lost", text)
