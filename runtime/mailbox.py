@@ -13,6 +13,7 @@ from typing import Final
 
 import zmq
 
+from zrt.runtime.backlog import Backlog
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.outbox import BYTES, MESSAGES, Frames, Outbox
 from zrt.runtime.sockets import Socket, descriptor, readable
@@ -23,6 +24,8 @@ TURN: Final = 64
 """Messages read before the loop gets its turn."""
 TURN_S: Final = 0.01
 """Seconds after which it gets its turn in any case: a few messages may be long ones."""
+GATHER_S: Final = 0.01
+"""Seconds a turn may go on to read, without handing on, what it did not get to: libzmq holds without bound what is not read."""
 RETRY_S: Final = 0.01
 LEND: Final = 256 * 1024
 """Frames from this size on are lent to libzmq rather than copied: below, the copy is cheaper than the bookkeeping (measured)."""
@@ -46,6 +49,7 @@ class Mailbox:
         self._routed = routed
         self._loop = asyncio.get_running_loop()
         self._outboxes: dict[bytes, Outbox] = {}
+        self._backlog = Backlog()
         self._closed = False
         self._reading = False
         self._scheduled = False
@@ -195,18 +199,13 @@ class Mailbox:
 
     def _read(self, most: int) -> bool:
         """Hand on at most `most` messages; True if there may be more."""
-        receive = self._socket.recv
         late = time.monotonic() + TURN_S
         self._reading = True
         try:
             for _ in range(most):
-                if not readable(self._socket):  # a fifth of what EAGAIN's exception costs
-                    return False
-                frame = receive(_DONTWAIT, False)
-                frames: Frames = [frame.bytes if len(frame) < VIEW else frame.buffer]
-                while frame.more:
-                    frame = receive(_DONTWAIT, False)
-                    frames.append(frame.bytes if len(frame) < VIEW else frame.buffer)
+                frames = self._backlog.pop() if self._backlog else self._receive()
+                if frames is None:
+                    return self._backlog.flooded
                 try:
                     self._on_message(frames)
                 except Exception:
@@ -215,9 +214,37 @@ class Mailbox:
                     return False
                 if time.monotonic() > late:
                     break
+            if self._routed:
+                self._gather()
         finally:
             self._reading = False
         return True
+
+    def _gather(self) -> None:
+        """Take in what this turn did not get to, so that it is counted: whoever sends too much of it is cut off."""
+        late = time.monotonic() + GATHER_S
+        while (frames := self._receive()) is not None:
+            flood = self._backlog.push(frames)
+            if flood is not None:
+                log.warning("%r sends more than can be read here: its connection is ended", flood)
+            if time.monotonic() > late:
+                break
+
+    def _receive(self) -> Frames | None:
+        """The next message from the socket, None if there is none, or none for now among what a flood left."""
+        receive = self._socket.recv
+        for _ in range(TURN):
+            if not readable(self._socket):  # a fifth of what EAGAIN's exception costs
+                self._backlog.over()
+                return None
+            frame = receive(_DONTWAIT, False)
+            frames: Frames = [frame.bytes if len(frame) < VIEW else frame.buffer]
+            while frame.more:
+                frame = receive(_DONTWAIT, False)
+                frames.append(frame.bytes if len(frame) < VIEW else frame.buffer)
+            if not (self._routed and self._backlog.refuses(frames, frame)):
+                return frames
+        return None
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from zrt.runtime.errors import ZrtError
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
 HIGH_WATER: Final = 256
-"""Messages that libzmq holds for one peer, each way, besides the outbox."""
+"""Messages that libzmq holds for one peer on their way out, besides the outbox. On their way in there is no such bound (see backlog.py)."""
 LINGER_MS: Final = 250
 """How long a closed socket still tries to send what it was given."""
 CLOSE_S: Final = 5.0
@@ -28,8 +28,14 @@ CONNECT_MS: Final = 5_000
 """A host that does not answer, or a peer that accepts but does not speak ZMTP (a stopped process), is given up after this."""
 PING_MS: Final = 2_000
 PING_TIMEOUT_MS: Final = 10_000
-"""ZMTP heartbeats: a connection whose other side is stopped, or whose host is gone, breaks after this. libzmq's own thread answers
-them, so a busy process stays connected; one that lets HIGH_WATER messages wait unread for this long does not."""
+"""A connection whose other side is stopped, or whose host is gone, breaks after this.
+
+DEALERs find out by ZMTP heartbeats, which libzmq's own thread answers, so that a busy process stays connected. ROUTERs leave it to TCP:
+what they sent is not taken for this long, or the host does not answer. libzmq 4.3.5 may end the process when a ROUTER's own heartbeat is
+due on a connection that has broken after another took its routing id over.
+"""
+KEEPALIVE_S: Final = 2
+"""How often a ROUTER's silent connection is tried."""
 
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
@@ -71,6 +77,10 @@ class Sockets:
             text += ' (in a cluster file advertise = "tcp://HOST")'
             raise ZrtError("bad_config", text)
         socket = self._make(zmq.ROUTER, limit, ipv6=_is_v6(host))
+        socket.setsockopt(zmq.TCP_MAXRT, self._ping_timeout_ms)
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
         # A peer whose routing id is unknown is an error (EHOSTUNREACH), not silence; a client that comes back under its own
         # routing id takes over from its old connection, which may not have been noticed to be dead yet.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -103,6 +113,8 @@ class Sockets:
         socket.setsockopt(zmq.ROUTING_ID, routing_id)
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, self.connect_ms)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, min(PING_MS, self._ping_timeout_ms // 2))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._ping_timeout_ms)
         monitor: Socket | None = None
         try:
             monitor = socket.get_monitor_socket(int(_MONITORED))
@@ -126,11 +138,9 @@ class Sockets:
         for option, value in (
             (zmq.LINGER, LINGER_MS),
             (zmq.SNDHWM, HIGH_WATER),
-            (zmq.RCVHWM, HIGH_WATER),
+            (zmq.RCVHWM, 0),
             (zmq.MAXMSGSIZE, limit),
             (zmq.HANDSHAKE_IVL, self.connect_ms),
-            (zmq.HEARTBEAT_IVL, min(PING_MS, self._ping_timeout_ms // 2)),
-            (zmq.HEARTBEAT_TIMEOUT, self._ping_timeout_ms),
             (zmq.IPV6, int(ipv6)),
         ):
             socket.setsockopt(option, value)
