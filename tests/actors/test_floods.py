@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psutil
@@ -89,7 +90,8 @@ def test_who_sends_faster_than_is_read_is_cut_off_and_others_are_answered(
     endpoint, process = echo
     block = message(bytes(size)) * (1_000_000 // (size + 2))
     until, most = time.monotonic() + FLOOD_S, 0
-    with stranger(endpoint) as flood:
+    with stranger(endpoint) as flood, ThreadPoolExecutor(1) as beside:
+        meanwhile = beside.submit(answers, endpoint)
         try:
             while time.monotonic() < until:
                 flood.sendall(block)
@@ -97,6 +99,7 @@ def test_who_sends_faster_than_is_read_is_cut_off_and_others_are_answered(
             pytest.fail("nobody stopped it")
         except ConnectionError:
             pass
+    assert meanwhile.result()
     assert answers(endpoint)
     assert max(most, process.memory_info().rss) < MOST
 
