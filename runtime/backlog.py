@@ -16,7 +16,7 @@ import zmq
 
 from zrt.runtime.outbox import Frames
 
-MESSAGES: Final = 65_536
+MESSAGES: Final = 32_768
 BYTES: Final = 1024 * 1024 * 1024
 """What may wait, of all peers together. A peer of ours has far less open: credit bounds it."""
 DROPS: Final = 1024
