@@ -2,8 +2,9 @@
 
 import argparse
 import re
+from typing import Final
 
-_LARGEST = 2**63 - 1
+_LARGEST: Final = 2**63 - 1
 
 
 def _number(text: str, least: int, most: int = _LARGEST) -> int:

@@ -72,7 +72,7 @@ class Engine(Holding):
         self._rope_lengths: dict[Hashable, int] = {}  # of open sessions
         self._unheard: _Unheard | None = None
         self.expecting = Expecting()
-        """What the device waits for when a turn is over. Everything but the next turn is to stop that first."""
+        """What the device waits for when a turn is over. Whatever else has it do something is to stop that first."""
 
     @property
     def hands_over(self) -> bool:

@@ -1,5 +1,6 @@
 """Who sends more than is read, and who breaks its connection in the middle of it: nobody's process ends, or grows without bound."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -75,12 +76,20 @@ def test_a_connection_that_breaks_after_its_routing_id_was_taken_over(echo: tupl
         with stranger(endpoint, b"me") as before:
             before.sendall(message(b"x"))
             with stranger(endpoint, b"me") as after:
-                after.sendall(message(b"x"))
-                time.sleep(0.1)
+                after.sendall(message(b"?"))
+                assert _reads(after, message(b"!"))  # the id is taken over
                 before.sendall(message(b"x") * 3)
-                time.sleep(0.1)
-    time.sleep(PING_S + 0.5)
+                time.sleep(0.1)  # what is on its way, and is read by nobody, shows nothing
+    time.sleep(PING_S + 0.5)  # the moment that is feared
     assert answers(endpoint)
+
+
+def _reads(connection: socket.socket, wanted: bytes) -> bool:
+    """Whether that comes, among PINGs it may be."""
+    got = b""
+    while wanted not in got and (more := connection.recv(1024)):
+        got += more
+    return wanted in got
 
 
 @pytest.mark.parametrize("size", [0, pytest.param(40, marks=pytest.mark.chaos)])

@@ -20,7 +20,7 @@ END_S = 90.0
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
-def test_each_has_the_rest_of_its_answer_or_says_why_not(make_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_each_has_the_rest_of_its_answer(make_model: Callable[..., Path], tmp_path: Path) -> None:
     """What arrived last is read first, from a connection that has broken meanwhile."""
     model = make_model("llama", eos_token_id=None, max_position_embeddings=1 << 14)
     conf = tmp_path / "cluster.toml"
@@ -37,11 +37,10 @@ def test_each_has_the_rest_of_its_answer_or_says_why_not(make_model: Callable[..
             time.sleep(STOPPED_S)
             for client in clients:
                 client.send_signal(signal.SIGCONT)
-            said = [client.communicate(timeout=END_S)[1].strip().splitlines() for client in clients]
+            said = [client.communicate(timeout=END_S)[1] for client in clients]
         finally:
             for client in clients:
                 client.kill()
                 client.communicate()
     tell(stopped="clients", seconds=STOPPED_S, exits=[client.returncode for client in clients])
-    for client, lines in zip(clients, said, strict=True):
-        assert client.returncode == 0 or (client.returncode == 1 and lines[-1].startswith("zrt: ")), lines
+    assert [client.returncode for client in clients] == [0] * CLIENTS, said
