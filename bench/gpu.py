@@ -5,7 +5,8 @@
 
 Weights are random, bfloat16. The floor of a token is the bytes a step must read (weights once, each session's keys and values) over the rate
 at which this card reads a large matrix for one row, measured in the same run before the cluster starts. Where the rest goes is measured by
-bench/gpu_parts.py, also before (one stage alone): what a step takes longer than the engine's own is the runtime's. Prints one JSON object.
+bench/gpu_parts.py, also before (one stage alone): what a step takes longer than the engine's own is the runtime's. `cpu_ms` is what the
+stages' processes compute for a step on the CPU, all threads together: waiting for the device is in it. Prints one JSON object.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 from shape import SHAPE
 
 from zrt.runtime import Client
@@ -72,6 +74,11 @@ async def one(client: Client, length: int, tokens: int, number: int, temperature
     return times
 
 
+def cpu_s(pids: list[int]) -> float:
+    """What these processes have computed, all their threads together."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
 async def measure(endpoint: str, asked: argparse.Namespace, card: dict[str, Any]) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     async with Client(endpoint) as client:
@@ -88,7 +95,10 @@ async def measure(endpoint: str, asked: argparse.Namespace, card: dict[str, Any]
         for count in asked.sessions:
             tokens = max(asked.tokens, 4 * count)
             await asyncio.gather(*[run(512, 1, 1000 * count + number) for number in range(count)])
+            pids = [actor.pid for actor in (await client.status()).actors if actor.stage >= 0]
+            before = cpu_s(pids)
             every = await asyncio.gather(*[run(512, tokens, 1000 * count + number) for number in range(count)])
+            spent = cpu_s(pids) - before
             begin = max(times[1] for times in every)  # all of them decode
             end = min(times[-1] for times in every)
             if end <= begin:
@@ -102,6 +112,7 @@ async def measure(endpoint: str, asked: argparse.Namespace, card: dict[str, Any]
                 "step_ms": round(step_ms, 3),
                 "median_gap_ms": round(1e3 * statistics.median(steps), 3),
                 "tokens_s": round(1e3 * count / step_ms, 1),
+                "cpu_ms": round(1e3 * spent / tokens, 2),
                 "floor_ms": round(floor_ms, 3),
                 "floor_share": round(floor_ms / step_ms, 3),
             }

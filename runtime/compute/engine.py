@@ -19,7 +19,7 @@ from zrt.runtime.compute.sampling import GREEDY, Picked, pick
 from zrt.runtime.compute.session_cache import SessionCache
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import ModelSpec
-from zrt.runtime.compute.threads import configure_threads
+from zrt.runtime.compute.threads import BESIDE_A_GPU, configure_threads
 from zrt.runtime.compute.turn import Outcome, Passing, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.tensors import dtype_name
@@ -131,12 +131,16 @@ class Engine(Holding):
         self._rope_lengths.clear()
 
     def turn(self, works: Sequence[Work], threads: int | None = None, passing: Passing | None = None) -> TurnResult:
-        """Run the steps as one forward, on so many threads from now on; a step that cannot run fails alone.
+        """Run the steps as one forward, on so many threads from now on (fewer beside a GPU); a step that cannot run fails alone.
 
         What is passed on, or begins with rows handed over, need not be computed when this returns; `stage_lost` is the fault of a step whose
         rows never came.
         """
-        if threads is not None and threads != torch.get_num_threads():
+        now = torch.get_num_threads()
+        threads = threads or now
+        if self.shard.device.type == "cuda":
+            threads = min(threads, BESIDE_A_GPU)
+        if threads != now:
             configure_threads(threads)
         self._settle()
         steps: list[Step] = []

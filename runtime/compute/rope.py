@@ -48,7 +48,7 @@ class FixedRotary:
 
     def at(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """See `Rotary.at`."""
-        return self._cos[positions], self._sin[positions]
+        return _rows(self._cos, positions), _rows(self._sin, positions)
 
 
 class LongRotary:
@@ -64,7 +64,7 @@ class LongRotary:
     def at(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """See `Rotary.at`."""
         rows = positions + (lengths > self._original) * self._context
-        return self._cos[rows], self._sin[rows]
+        return _rows(self._cos, rows), _rows(self._sin, rows)
 
 
 class DynamicRotary:
@@ -88,6 +88,11 @@ def rotate_(heads: Tensor, halves: tuple[Tensor, Tensor], swapped: Tensor, cos: 
         return
     torch.cat(halves, dim=-1, out=swapped)
     heads.mul_(cos).add_(swapped.mul_(sin))
+
+
+def _rows(table: Tensor, rows: Tensor) -> Tensor:
+    """As `table[rows]`, which wakes all threads for 24 rows already, and takes 74 µs for 32 rows where this takes 2."""
+    return table.index_select(0, rows)
 
 
 def _table(rope: Rope, frequencies: Tensor, context: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,9 @@
 from typing import Final
 
 SPIN_COUNT: Final = 10_000
+BESIDE_A_GPU: Final = 4
+"""What a turn on a GPU leaves to the CPU, a batch's numbers and the sampling of some sessions, is too little for more threads. All of a team
+are woken and waited for, whatever the number at work."""
 
 
 def thread_environment(threads: int) -> dict[str, str]:

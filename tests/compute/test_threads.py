@@ -21,6 +21,21 @@ thread.join()
 print(torch.get_num_threads(), *seen)
 """
 
+ANGLES = """
+import os
+import torch
+from zrt.runtime.compute.rope import rotary
+from zrt.runtime.compute.rope_spec import Rope
+rotary = rotary(Rope("default", 1e4, 128), 4096, torch.bfloat16)
+torch.set_num_threads(8)
+before = len(os.listdir("/proc/self/task"))
+positions = torch.arange(0, 4096, 16)
+rotary.at(positions, positions + 1)
+after = len(os.listdir("/proc/self/task"))
+torch.randn(4096, 128).exp()
+print(len(positions), after - before, len(os.listdir("/proc/self/task")) > after)
+"""
+
 
 def _threads(environment: dict[str, str], code: str) -> str:
     done = subprocess.run(
@@ -42,3 +57,7 @@ def test_the_environment_of_a_process_sets_its_threads_and_bounds_their_spinning
     environment = thread_environment(1)
     assert environment["GOMP_SPINCOUNT"] == "10000"
     assert _threads(environment, "import torch; print(torch.get_num_threads())") == "1"
+
+
+def test_the_angles_of_a_batch_of_decodes_wake_no_thread() -> None:
+    assert _threads(thread_environment(1), ANGLES) == "256 0 True"
