@@ -38,9 +38,8 @@ def run_block_server(
         _guard(listen, insecure)
         alone = _threads(threads)
         from zrt.actors.block_server import BlockServer
-        from zrt.runtime.compute.device_memory import check_device
 
-        check_device(device)
+        _import_for(device)
         return BlockServer(
             name or f"block-server-{os.getpid()}",
             join=join,
@@ -82,6 +81,7 @@ def run_tp_rank(name: str | None, *, rank: int, world: int, device: str, threads
         count = _threads(threads)
         from zrt.actors.tp_rank import TpRank
 
+        _import_for(device)
         return TpRank(
             name or f"rank{rank}-{os.getpid()}",
             rank=rank,
@@ -112,10 +112,9 @@ def run_worker(
         _guard(listen, insecure)
         count = _threads(threads)
         from zrt.actors.layer_worker import LayerWorker
-        from zrt.runtime.compute.device_memory import check_device
         from zrt.runtime.models import home
 
-        check_device(device)
+        _import_for(device)
         return LayerWorker(
             name or f"worker-{socket.gethostname()}-{os.getpid()}",
             join=join,
@@ -161,6 +160,15 @@ def _threads(given: int | None) -> int:
     for name, value in thread_environment(threads).items():
         os.environ.setdefault(name, value)
     return threads
+
+
+def _import_for(device: str) -> None:
+    """What computing there takes, before the process begins: see `run_actor`. ZrtError unsupported: there is no such device."""
+    from zrt.runtime.compute.device_memory import check_device
+
+    check_device(device)
+    if device.startswith("cuda"):
+        import zrt.runtime.compute.gpu_decoder  # noqa: F401
 
 
 def _guard(listen: str, insecure: bool) -> None:

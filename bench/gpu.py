@@ -111,6 +111,7 @@ async def measure(endpoint: str, asked: argparse.Namespace, card: dict[str, Any]
             figures[f"sessions_{count}"] = {
                 "step_ms": round(step_ms, 3),
                 "median_gap_ms": round(1e3 * statistics.median(steps), 3),
+                "longest_gap_ms": round(1e3 * max(steps), 1),
                 "tokens_s": round(1e3 * count / step_ms, 1),
                 "cpu_ms": round(1e3 * spent / tokens, 2),
                 "floor_ms": round(floor_ms, 3),

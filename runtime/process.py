@@ -1,6 +1,7 @@
 """The life of an actor's process: from its parent's lifeline to an exit status."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -24,7 +25,8 @@ STOP_S: Final = 10.0
 
 
 def run_actor(make: Callable[[], Actor], lifeline: Lifeline) -> NoReturn:
-    """Make an actor (heavy imports belong in `make`), run it on uvloop until it is told to end, and leave with its `status`.
+    """Make an actor (heavy imports belong in `make`), run it on uvloop until it is told to end, and leave with its `status`. Garbage collection
+    does not look at what is imported by then.
 
     It ends when its `ended` is set, or on SIGTERM or SIGINT; a second signal ends it at once. What fails before it is ready is told to
     the parent and raised. Leaving does not wait for threads: a lane may be in the middle of a product that nobody needs any more.
@@ -56,6 +58,8 @@ async def _live(actor: Actor, lifeline: Lifeline) -> int:
             os._exit(128 + number)
         actor.ended.set()
 
+    gc.collect()
+    gc.freeze()  # what is imported stays: to look through it again took 0.1 s now and then, beside torch, in the midst of a turn
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told, number)

@@ -413,6 +413,15 @@ async def test_an_actors_process_is_ready_answers_and_ends_when_told(family: Fam
     assert [death.exit for death in family.deaths] == [0]
 
 
+async def test_an_actors_process_collects_no_garbage_among_what_it_imported(family: Family) -> None:
+    await family.supervisor.spawn("great", words("great", program="actor.py")).ready()
+    await until(lambda: bool(family.lines))
+    (said,) = [line for _, line in family.lines]
+    looks_at, whole = (int(word) for word in said.split() if word.isdigit())
+    assert 0 < looks_at < 10
+    assert whole > 100
+
+
 async def test_an_actors_process_reports_why_it_cannot_start(family: Family) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
