@@ -22,7 +22,7 @@ from zrt.tui.feed import Feed
 from zrt.tui.keys import HELP, KEYS, ONLY, VIEWS
 from zrt.tui.lines import Lines
 from zrt.tui.palette import Commands
-from zrt.tui.plot import plot
+from zrt.tui.plots import Plots
 from zrt.tui.rows import clean
 from zrt.tui.screens import Chat, Confirm, Page
 from zrt.tui.state import State
@@ -66,7 +66,7 @@ class Top(App[None]):
         self._views = Static("", id="views", markup=False)
         self._told = Static("", id="told", markup=False)
         self._banner = Static("", id="banner", markup=False)
-        self._plots = Static("", id="plots", markup=False)
+        self._plots = Plots(id="plots")
         self._filter = Input(placeholder="filter; escape clears it", id="filter")
         self._tables = {
             "cluster": Lines(TREE, id="cluster"),
@@ -135,7 +135,7 @@ class Top(App[None]):
             case "events":
                 self._tables["events"].show(events(self.state.happened, self._wanted))
             case _:
-                self._draw_plots()
+                self._plots.show(self.state.pace)
 
     def _draw_title(self, cluster: Cluster | None) -> None:
         views = " ".join(f"[{name}]" if name == self._view else name for name in VIEWS)
@@ -153,14 +153,6 @@ class Top(App[None]):
             self._top = top
             self._views.update(views)
             self._told.update(clean(top[1]))
-
-    def _draw_plots(self) -> None:
-        plots = self._plots
-        width, height = max(10, plots.size.width), max(6, plots.size.height)
-        pace = list(self.state.pace)
-        lines = plot("tokens/s", [one for one, _ in pace], width, height * 2 // 3)
-        lines += plot("sessions", [float(count) for _, count in pace], width, height - height * 2 // 3)
-        plots.update("\n".join(lines))
 
     # ---- views --------------------------------------------------------------------------------------------------
 

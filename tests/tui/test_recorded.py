@@ -25,6 +25,7 @@ from zrt.runtime.messages.load import KvStats
 from zrt.tui.app import Top
 from zrt.tui.keys import VIEWS
 from zrt.tui.lines import Lines
+from zrt.tui.plot import GUTTER
 
 PICTURES = Path(__file__).parent / "pictures"
 NOWHERE = "tcp://127.0.0.1:9"
@@ -193,6 +194,14 @@ async def test_any_size_of_terminal_is_borne(size: tuple[int, int]) -> None:
         while "zrt top" not in screen(top):
             assert time.monotonic() < deadline
             await pilot.pause(0.05)
+
+
+async def test_plots_fill_the_terminal_though_nothing_new_comes() -> None:
+    async with showing(recorded()) as (top, pilot):
+        await pilot.press("space", "5")  # paused: nobody draws but a view that is chosen
+        for width in (80, 120, 60):
+            await pilot.resize_terminal(width, 24)
+            await until(pilot, lambda width=width: screen(top).count(f"└{'now'.rjust(width - GUTTER)}") == 2)  # type: ignore[misc]
 
 
 def _nonsense() -> Cluster:
