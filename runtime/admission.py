@@ -5,6 +5,7 @@ pages run out after all, the youngest goes back to the queue (it is replayed lat
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zrt.runtime.counted import counted
@@ -53,7 +54,7 @@ class Admission:
     def offer(self, session: int, length: int, max_length: int) -> None:
         """Queue a new session whose history has `length` tokens and may grow to `max_length`.
 
-        ZrtError kv_full: it could never fit; overloaded: the queue is full, with a time to try again after.
+        ZrtError kv_full: it could never fit; overloaded: it would have to wait and the queue is full, with a time to try again after.
         """
         needed = self._pages(max_length)
         if needed > self.capacity:
@@ -62,7 +63,7 @@ class Admission:
                 f"{counted(max_length, 'token')} need {counted(needed, 'KV page')} and a stage has {self.capacity}: "
                 "lower max_tokens or raise [kv] bytes",
             )
-        if len(self._queue) >= self._max_queue:
+        if len(self._queue) + 1 - self._startable([*(waiting for _, waiting in self._queue), length]) > self._max_queue:
             raise ZrtError(
                 "overloaded",
                 f"{counted(len(self._queue), 'session')} in the queue already; retry after {self.retry_after()} s",
@@ -76,17 +77,24 @@ class Admission:
     def admit(self) -> list[tuple[int, int]]:
         """Sessions that may start now, in order of arrival, each with its slot."""
         admitted = []
-        while self._queue and len(self._running) < self._max_sessions:
-            session, length = self._queue[0]
-            room = self._room - sum(self._pages(seat.length) for seat in self._running.values())
-            if self._running and self._pages(length + HEADROOM) > room:
-                break
-            self._queue.popleft()
+        for _ in range(self._startable([length for _, length in self._queue])):
+            session, length = self._queue.popleft()
             slot = self._populations.index(min(self._populations))
             self._populations[slot] += 1
             self._running[session] = _Seat(length, slot)
             admitted.append((session, slot))
         return admitted
+
+    def _startable(self, lengths: Sequence[int]) -> int:
+        """How many of these may start now, in this order."""
+        running, used = len(self._running), sum(self._pages(seat.length) for seat in self._running.values())
+        started = 0
+        for length in lengths[: max(0, self._max_sessions - running)]:
+            if running + started and used + self._pages(length + HEADROOM) > self._room:
+                break
+            used += self._pages(length)
+            started += 1
+        return started
 
     def grow(self, session: int, length: int) -> None:
         """A running session's history has so many tokens now."""

@@ -1,5 +1,7 @@
 """Whether zrt can run the model in a folder, and what it is: from config, headers and tokenizer, before any process starts. No torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -36,7 +38,7 @@ class Report(msgspec.Struct):
     """Bytes by dtype, as the files call it."""
     tokenizer: bool = False
     chat_template: bool = False
-    eos_ids: list[int] = []
+    eos_ids: list[int] | None = None
     problems: list[Problem] = []
     notes: list[str] = []
 
@@ -48,20 +50,39 @@ class Report(msgspec.Struct):
 def inspect(folder: Path) -> Report:
     """Look at everything that a model folder needs, and list all that is wrong with it. Does not raise."""
     report = Report(str(folder))
-    spec = None
-    try:
+    spec, tokenizer = None, None
+    with _blaming(report):
         spec = read_spec(folder)
-    except ZrtError as error:
-        report.problems.append(_problem(error))
-    try:
+    with _blaming(report):
         _inspect_weights(Inventory.survey(folder), spec, report)
-    except ZrtError as error:
-        report.problems.append(_problem(error))
-    try:
-        _inspect_text(folder, spec, report)
-    except ZrtError as error:
-        report.problems.append(_problem(error))
+    with _blaming(report):
+        tokenizer = Tokenizer.open(folder)
+        report.tokenizer = tokenizer is not None
+        if tokenizer is None:
+            report.notes.append("no tokenizer.json: only token ids can be sent (--token-ids)")
+        else:
+            _inspect_text(folder, tokenizer, spec, report)
+    with _blaming(report):
+        report.eos_ids = sorted(eos_ids(folder, tokenizer))
+        if not report.eos_ids:
+            report.notes.append("no token ends an answer: each goes on to its length limit")
+    with _blaming(report):
+        unheeded = generation_defaults(folder).unheeded
+        if unheeded:
+            report.notes.append(f"generation_config.json asks for what is not done: {_names(list(unheeded))}")
     return report
+
+
+@contextmanager
+def _blaming(report: Report) -> Iterator[None]:
+    """A ZrtError is a problem of the report, though not again what was said of a file already."""
+    try:
+        yield
+    except ZrtError as error:
+        said = [problem.message for problem in report.problems]
+        no_json = error.message.partition(".json ")[0] + ".json is not JSON"
+        if error.message not in said and not any(message.startswith(no_json) for message in said):
+            report.problems.append(Problem(error.kind, error.message))
 
 
 def require_weights(folder: Path, spec: ModelSpec) -> ModelSpec:
@@ -85,10 +106,6 @@ def found_spec(folder: Path, spec: ModelSpec) -> ModelSpec:
         return Inventory.open(folder).matched(spec)[1]
     except ZrtError:
         return spec
-
-
-def _problem(error: ZrtError) -> Problem:
-    return Problem(error.kind, error.message)
 
 
 def _inspect_weights(inventory: Inventory, spec: ModelSpec | None, report: Report) -> None:
@@ -118,18 +135,7 @@ def _inspect_weights(inventory: Inventory, spec: ModelSpec | None, report: Repor
         report.notes.append(f"files that are not part of the model are ignored: {_names(ignored)}")
 
 
-def _inspect_text(folder: Path, spec: ModelSpec | None, report: Report) -> None:
-    tokenizer = Tokenizer.open(folder)
-    report.tokenizer = tokenizer is not None
-    report.eos_ids = sorted(eos_ids(folder, tokenizer))
-    unheeded = generation_defaults(folder).unheeded
-    if unheeded:
-        report.notes.append(f"generation_config.json asks for what is not done: {_names(list(unheeded))}")
-    if not report.eos_ids:
-        report.notes.append("no token ends an answer: each goes on to its length limit")
-    if tokenizer is None:
-        report.notes.append("no tokenizer.json: only token ids can be sent (--token-ids)")
-        return
+def _inspect_text(folder: Path, tokenizer: Tokenizer, spec: ModelSpec | None, report: Report) -> None:
     report.chat_template = TokenizerSettings.read(folder).template is not None
     if not report.chat_template:
         report.notes.append("no chat template: text can be sent as it is only (--raw)")

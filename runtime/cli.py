@@ -222,7 +222,7 @@ def _actor_words(kinds: Any) -> None:
 
 def _process_words(command: argparse.ArgumentParser, name: str) -> None:
     """Of every process that computes."""
-    command.add_argument("--name", help=name)
+    command.add_argument("--name", type=words.name, help=name)
     command.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
     command.add_argument(
         "--threads", type=words.positive, metavar="N", help="CPU threads for products (default: one for each core)"

@@ -11,7 +11,8 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 AtLeastZero = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 
 CHUNK: Final = 512

@@ -31,7 +31,7 @@ def _question(arguments: argparse.Namespace) -> "Question":
     if arguments.logprobs is not None and not arguments.json:
         raise ZrtError("bad_config", "--logprobs goes with --json")
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = sys.stdin.read().removesuffix("\n")  # as a shell hands on what a command says
     return Question(
         prompt=prompt,
         token_ids=arguments.token_ids,

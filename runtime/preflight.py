@@ -160,13 +160,15 @@ def _described(report: Report) -> list[str]:
     if report.family is not None:
         lines[0] += f": {report.family}, {counted(report.blocks or 0, 'block')}, {report.parameters:,} parameters"
         lines.append(f"  context    {report.context} tokens; vocabulary {report.vocab_size}; {_tied(report)}")
-    dtypes = (
-        ", ".join(f"{dtype} {in_words(size)}" for dtype, size in sorted(report.dtypes.items()))
-        or "nothing that is used"
-    )
-    lines.append(f"  weights    {dtypes} in {counted(report.weight_files, 'file')}")
+    files = counted(report.weight_files, "file")
+    dtypes = ", ".join(f"{dtype} {in_words(size)}" for dtype, size in sorted(report.dtypes.items()))
+    if dtypes or report.family is not None:
+        lines.append(f"  weights    {dtypes or 'nothing that is used'} in {files}")
+    else:
+        lines.append(f"  weights    {files}")
     template = "with a chat template" if report.chat_template else "without a chat template"
-    lines.append(f"  tokenizer  {template if report.tokenizer else 'none'}; end ids {report.eos_ids or 'none'}")
+    ends = "unknown" if report.eos_ids is None else report.eos_ids or "none"
+    lines.append(f"  tokenizer  {template if report.tokenizer else 'none'}; end ids {ends}")
     lines += [f"  note: {note}" for note in report.notes]
     lines.append("can be run" if report.usable else f"cannot be run: {counted(len(report.problems), 'problem')}")
     return lines

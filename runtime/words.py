@@ -18,6 +18,15 @@ def _number(text: str, least: int, most: int = _LARGEST) -> int:
     return number
 
 
+def name(text: str) -> str:
+    """A name as a cluster file has it."""
+    from zrt.runtime.cluster_file import NAME  # it is not for every command
+
+    if not re.fullmatch(NAME, text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of the pattern {NAME}")
+    return text
+
+
 def positive(text: str) -> int:
     """A whole number from 1."""
     return _number(text, 1)

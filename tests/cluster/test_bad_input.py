@@ -45,6 +45,7 @@ def conf(
         ("generate hi --logprobs 21", "--logprobs: 21 is not 20 or less"),
         ("generate hi --max-tokens 0", "--max-tokens: 0 is not 1 or more"),
         ("generate hi --stop=", "--stop: it is empty"),
+        ("worker --join tcp://127.0.0.1:1 --name at/tic", "--name: 'at/tic' is no name of the pattern ^[A-Za-z0-9]"),
         ("generate --token-ids 1,x", "--token-ids: '1,x' is not a list of token ids such as 1,2,3"),
         ("generate --token-ids -1", "--token-ids"),
         ("generate", "give either a text or --token-ids"),

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 from clusters import cluster_file
-from running import Running, running
+from running import Running, run_zrt, running
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from zrt.runtime.compute.layout import shard_bytes
@@ -66,8 +66,17 @@ def _conf(folder: Path, stages: int) -> str:
 
 def test_greedy_answers_equal_transformers(cluster: Running, answers: dict[str, list[int]], demo_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo_model)
-    for prompt, wanted in answers.items():
-        done = cluster.zrt("generate", prompt, "--max-tokens", str(TOKENS), "--temperature", "0", "--json")
+    for number, (prompt, wanted) in enumerate(answers.items()):
+        words = [
+            "generate",
+            "-" if number == 1 else prompt,
+            "--max-tokens",
+            str(TOKENS),
+            "--temperature",
+            "0",
+            "--json",
+        ]
+        done = run_zrt(*words, home=cluster.home, stdin=prompt + "\n")  # where it is read, less the end of its line
         assert done.returncode == 0, done.stderr
         got = msgspec.json.decode(done.stdout)
         assert got["token_ids"] == wanted

@@ -38,6 +38,30 @@ def test_a_full_queue_is_overloaded_with_a_time_to_retry() -> None:
     assert made.place(2) == (1, 2)
 
 
+@pytest.mark.parametrize(("queue", "served"), [(0, 3), (1, 4), (2, 5)])
+def test_the_queue_holds_those_that_cannot_start_at_once(queue: int, served: int) -> None:
+    for at_once in (False, True):
+        made = admission(sessions=3, queue=queue)
+        for session in range(served):
+            made.offer(session, 1, 1)
+            if at_once:
+                made.admit()
+        with pytest.raises(
+            ZrtError, match=f"{queue} sessions? in the queue already" if at_once else "in the queue already"
+        ):
+            made.offer(9, 1, 1)
+        assert len(made.admit()) == (0 if at_once else 3)
+
+
+def test_a_queue_of_none_refuses_who_finds_no_pages() -> None:
+    made = admission(capacity=8, queue=0)
+    made.offer(0, 60, 64)
+    made.admit()
+    with pytest.raises(ZrtError) as caught:
+        made.offer(1, 60, 64)
+    assert caught.value.kind == "overloaded"
+
+
 def test_nobody_overtakes_a_large_session_that_waits() -> None:
     made = admission()
     made.offer(0, 800, 1600)

@@ -116,8 +116,13 @@ def test_a_model_that_never_ends_is_noted(copied: Callable[..., Path]) -> None:
 )
 def test_a_broken_text_file_is_a_problem(copied: Callable[..., Path], name: str, text: str, says: str) -> None:
     folder = copied()
+    give_tokenizer(folder, template="{{ messages }}")
     (folder / name).write_text(text)
-    assert any(re.search(says, problem.message) for problem in inspect(folder).problems)
+    report = inspect(folder)
+    (problem,) = report.problems
+    assert re.search(says, problem.message)
+    assert (report.eos_ids is None) == (text in ("[]", "{") and name != "tokenizer.json")
+    assert report.chat_template == (name != "tokenizer.json")
 
 
 def test_files_are_checked_even_where_the_config_is_not_understood(copied: Callable[..., Path]) -> None:
