@@ -151,7 +151,7 @@ def _fault(node: Node) -> str:
     actor = node.actor
     if actor is None:
         return ""
-    waits = actor.lend.waits_for if actor.lend is not None else ""
+    waits = f"waits for {actor.lend.waits_for}" if actor.lend is not None and actor.lend.waits_for else ""
     return actor.fault or waits or (actor.group.fault if actor.group is not None else "")
 
 
