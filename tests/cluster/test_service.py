@@ -10,7 +10,7 @@ import pytest
 from clusters import cluster_file
 from running import GREEDY, Running, answering, family, run_zrt, running
 
-TOKENS = 400
+TOKENS = 1600
 """An answer of a second or so."""
 ENDLESS = 50000
 
@@ -117,11 +117,11 @@ def test_sessions_finish_before_the_cluster_goes(tiny: Path, tmp_path: Path) -> 
         deadline = time.monotonic() + 60
         while '"ready":true' not in cluster.zrt("status", "--json", "--connect", elsewhere).stdout:
             assert time.monotonic() < deadline
-        with answering(cluster, 3 * TOKENS) as (process, first):
+        with answering(cluster, TOKENS) as (process, first):
             assert cluster.end() == 0
             rest, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
-        assert len((first + rest).split()) == 3 * TOKENS
+        assert len((first + rest).split()) == TOKENS
         assert family(tmp_path) == []
 
 

@@ -85,7 +85,7 @@ async def answers(stream: Stream, on_piece: Callable[[int], None] = lambda count
 
 async def begin(stream: Stream, pieces: int = 1) -> None:
     async with asyncio.timeout(WAIT_S):
-        while pieces:
+        while pieces and not stream.over:  # what is told late comes in few
             pieces -= isinstance(await stream.next_event(), Piece)
 
 
