@@ -334,6 +334,7 @@ class Coordinator(Actor):
             pid=os.getpid(),
             host=socket.gethostname(),
             rss_bytes=resident_memory(),
+            restarts=self.restarts,
         )
 
     def _exposition(self) -> bytes:

@@ -120,6 +120,7 @@ class Generations:
 
     def _offer(self, answers: list[Generation]) -> None:
         """Queue all of a request's answers, or none."""
+        self._admission.check_number(len(answers))
         for count, generation in enumerate(answers):
             session = generation.session
             try:

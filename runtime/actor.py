@@ -57,6 +57,8 @@ class Actor:
         self.failed = False
         self.status = 0
         """Its process's, where it ended in good order."""
+        self.restarts = 0
+        """How often a parent has started its process again."""
         self._listen = listen
         self._advertise = advertise
         self._limit = limit

@@ -66,9 +66,18 @@ class Admission:
         if len(self._queue) + 1 - self._startable([*(waiting for _, waiting in self._queue), length]) > self._max_queue:
             raise ZrtError(
                 "overloaded",
-                f"{counted(len(self._queue), 'session')} in the queue already; retry after {self.retry_after()} s",
+                f"the queue is full: {self._max_queue} may wait besides the {self._max_sessions} that may run ([limits] queue, sessions); "
+                f"retry after {self.retry_after()} s",
             )
         self._queue.append((session, length))
+
+    def check_number(self, sessions: int) -> None:
+        """ZrtError bad_request: there are never places for so many."""
+        most = self._max_sessions + self._max_queue
+        if sessions > most:
+            raise ZrtError(
+                "bad_request", f"n = {sessions}, but {most} may run and wait at once ([limits] sessions, queue)"
+            )
 
     def retry_after(self) -> int:
         """Seconds after which a refused client may try again: longer, the more wait."""

@@ -80,7 +80,7 @@ def _blaming(report: Report) -> Iterator[None]:
         yield
     except ZrtError as error:
         said = [problem.message for problem in report.problems]
-        no_json = error.message.partition(".json ")[0] + ".json is not JSON"
+        no_json = error.message.partition(".json ")[0] + ".json is not "
         if error.message not in said and not any(message.startswith(no_json) for message in said):
             report.problems.append(Problem(error.kind, error.message))
 

@@ -31,7 +31,7 @@ def _question(arguments: argparse.Namespace) -> "Question":
     if arguments.logprobs is not None and not arguments.json:
         raise ZrtError("bad_config", "--logprobs goes with --json")
     if prompt == "-":
-        prompt = sys.stdin.read().removesuffix("\n")  # as a shell hands on what a command says
+        prompt = _standard_input()
     return Question(
         prompt=prompt,
         token_ids=arguments.token_ids,
@@ -39,6 +39,14 @@ def _question(arguments: argparse.Namespace) -> "Question":
         json=arguments.json,
         sampling=_sampling(arguments),
     )
+
+
+def _standard_input() -> str:
+    """All of it, less the end of its last line, as a shell hands on what a command says."""
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ZrtError("bad_config", f"standard input is not UTF-8 at byte {error.start}") from None
 
 
 def _sampling(arguments: argparse.Namespace) -> dict[str, object]:

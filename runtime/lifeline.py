@@ -16,16 +16,18 @@ from typing import Final
 PARENT: Final = "ZRT_PARENT_PID"
 DEATH_FD: Final = "ZRT_DEATH_FD"
 READY_FD: Final = "ZRT_READY_FD"
+RESTARTS: Final = "ZRT_RESTARTS"
 
 _PR_SET_PDEATHSIG: Final = 1
 _ORPHAN_STATUS: Final = 1
 
 
 class Lifeline:
-    """A child's line to the parent that started it; inert in a process started by hand."""
+    """A child's line to the parent that started it; inert in a process started by hand. `restarts`: how often it was started again before."""
 
-    def __init__(self, ready_fd: int | None) -> None:
+    def __init__(self, ready_fd: int | None, restarts: int = 0) -> None:
         self._ready_fd = ready_fd
+        self.restarts = restarts
 
     def ready(self, endpoint: str, incarnation: int) -> None:
         """Tell the parent that this process is there for others. The first `ready` or `failed` counts."""
@@ -55,6 +57,7 @@ def hold(environ: MutableMapping[str, str] = os.environ) -> Lifeline:
     parent = environ.pop(PARENT, None)
     death = environ.pop(DEATH_FD, None)
     ready = environ.pop(READY_FD, None)
+    restarts = int(environ.pop(RESTARTS, "0"))
     if parent is not None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != int(parent):
@@ -63,9 +66,9 @@ def hold(environ: MutableMapping[str, str] = os.environ) -> Lifeline:
         os.set_inheritable(int(death), False)
         threading.Thread(target=_watch, args=(int(death),), name="lifeline", daemon=True).start()
     if ready is None:
-        return Lifeline(None)
+        return Lifeline(None, restarts)
     os.set_inheritable(int(ready), False)
-    return Lifeline(int(ready))
+    return Lifeline(int(ready), restarts)
 
 
 def _watch(fd: int) -> None:

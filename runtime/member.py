@@ -125,6 +125,7 @@ class Member(Actor):
             memory_bytes=self.memory_bytes,
             room_bytes=self._room_bytes(),
             cluster=self.cluster,
+            restarts=self.restarts,
         )
 
     def load(self) -> Load | None:
@@ -221,7 +222,8 @@ class Member(Actor):
             try:
                 await self._register()
             except ZrtError as error:
-                self._complaints.add("registration", f"{self.coordinator.endpoint} does not take this process: {error}")
+                what = "does not answer" if error.kind == "coordinator_lost" else "does not take this process"
+                self._complaints.add("registration", f"{self.coordinator.endpoint} {what}: {error}")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSE_MOST_S)
             else:

@@ -104,7 +104,7 @@ def _check_ranks(folder: Path, report: Report, tp: int, trial: Callable[[int], Z
     if fault is None:
         report.notes.append(f"{tp} ranks were started, joined each other, and their sum was right")
     else:
-        report.problems.append(Problem(fault.kind, str(fault)))
+        report.problems.append(Problem(fault.kind, fault.message))
 
 
 def plan(conf: Conf, *, json: bool) -> int:

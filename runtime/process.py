@@ -53,6 +53,8 @@ def leave(status: int) -> NoReturn:
 
 
 async def _live(actor: Actor, lifeline: Lifeline) -> int:
+    actor.restarts = lifeline.restarts
+
     def told(number: signal.Signals) -> None:
         if actor.ended.is_set():
             os._exit(128 + number)

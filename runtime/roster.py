@@ -77,6 +77,7 @@ class Roster:
             entry.state = "blank"  # what it holds is of an assignment that nobody remembers
         self._entries[address.name] = entry
         self._lost.pop(address.name, None)
+        self._restarts[address.name] = message.restarts
         self._seating.awaited.discard(address.name)
         return entry
 
@@ -153,9 +154,8 @@ class Roster:
         return entry
 
     def restarted(self, name: str) -> None:
-        """A process ended, and is started again."""
+        """A process ended, and is started again: its seat is not kept for it."""
         self._seating.awaited.discard(name)
-        self._restarts[name] = self._restarts.get(name, 0) + 1
 
     def lost(self, name: str, why: str) -> bool:
         """A process that will not be started again; whether that is news. It is not where another has come in its name meanwhile."""

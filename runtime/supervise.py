@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.lifeline import RESTARTS
 from zrt.runtime.spawn import Process, Ready, ended_by
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class Child:
         self._process = Process(
             self.name,
             self.argv,
-            self._env,
+            self._env | {RESTARTS: str(self.restarts)},
             sink=self._supervisor.sink,
             on_ready=self._on_ready,
             on_exit=self._on_exit,

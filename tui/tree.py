@@ -152,7 +152,8 @@ def _fault(node: Node) -> str:
     if actor is None:
         return ""
     waits = f"waits for {actor.lend.waits_for}" if actor.lend is not None and actor.lend.waits_for else ""
-    return actor.fault or waits or (actor.group.fault if actor.group is not None else "")
+    group = actor.group
+    return actor.fault or waits or (group.fault if group is not None and group.state != "ready" else "")
 
 
 def _style(node: Node) -> Style:

@@ -106,7 +106,7 @@ class Register(Control):
     meanwhile, refuses it as `unauthorized`.
     `memory_bytes` is the most it may take (0: no limit of its own), `room_bytes` what it could grow to on its machine as things are
     (0: it does not say; only a blank process does). `shares_cores`: it computes on all cores of its host, beside others that do.
-    `serves` is the block server whose layers a layer worker holds.
+    `serves` is the block server whose layers a layer worker holds, `restarts` how often its parent has started it again.
     """
 
     kind: ActorKind
@@ -121,6 +121,7 @@ class Register(Control):
     cluster: str = ""
     shares_cores: bool = False
     serves: str = ""
+    restarts: U64 = 0
 
 
 class Beat(Control):

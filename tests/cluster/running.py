@@ -52,9 +52,14 @@ def run_zrt(*words: str, home: Path, timeout: float = 60.0, stdin: str | None = 
     command = [sys.executable, "-m", "zrt.runtime.cli", *words]
     if stdin is None:
         command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=timeout, env=environment(home), check=False
-    )
+    how = {
+        "input": stdin,
+        "timeout": timeout,
+        "env": environment(home),
+        "encoding": "utf-8",
+        "errors": "surrogateescape",
+    }
+    return subprocess.run(command, capture_output=True, check=False, **how)
 
 
 def start_zrt(*words: str, home: Path, **extra: str) -> subprocess.Popen[str]:

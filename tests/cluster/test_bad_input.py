@@ -83,6 +83,9 @@ def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
     done = run_zrt("generate", "\udcff", home=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "it is not UTF-8" in done.stderr
+    piped = run_zrt("generate", "-", home=tmp_path, stdin="a\udcff")
+    assert (piped.returncode, piped.stdout) == (2, "")
+    assert piped.stderr == "zrt: bad_config: standard input is not UTF-8 at byte 1\n"
 
 
 @pytest.mark.parametrize("words", [["generate", "hi"], ["status"], ["down"], ["chat"], ["cancel", "0000000000000031"]])

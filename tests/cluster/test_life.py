@@ -328,6 +328,8 @@ def test_the_waiting_is_shown_on_a_terminal(cluster: Running, wanted: str) -> No
 def test_a_killed_coordinator_comes_back_where_it_was(cluster: Running) -> None:
     """The sessions it knew are lost, and their clients told. The stages keep what they hold: nothing is assigned or read again."""
     stages = {name: process for name, process in cluster.children().items() if name != "coordinator"}
+    before = until_status(cluster, lambda status: bool(status["ready"]))
+    restarts = {actor["name"]: actor["restarts"] for actor in before["actors"]} | {"coordinator": 1}
     with answering(cluster, 50000) as (process, _):
         killed = cluster.children()["coordinator"]
         killed.kill()
@@ -342,6 +344,7 @@ def test_a_killed_coordinator_comes_back_where_it_was(cluster: Running) -> None:
     for actor in status["actors"]:
         if actor["kind"] == "block_server":
             assert (actor["pid"], actor["done_bytes"]) == (stages[actor["name"]].pid, 0)
+    assert {actor["name"]: actor["restarts"] for actor in status["actors"]} == restarts
     assert {actor["kind"] for actor in status["actors"]} == {"block_server", "coordinator", "supervisor"}
     assert cluster.zrt(*GREEDY, "--max-tokens", "3").returncode == 0
 

@@ -181,6 +181,19 @@ async def test_a_full_queue_is_overloaded_and_places_are_told(make_model: Callab
         await settled(cluster)
 
 
+async def test_without_a_queue_those_are_served_that_can_start_at_once(make_model: Callable[..., Path]) -> None:
+    async with local_cluster(make_model("llama"), TWO, limits_sessions=2, limits_queue=0) as cluster:
+        wanted = await cluster.greedy(prompt(5, 9), 5)
+        got: dict[int, list[int]] = {0: [], 1: []}
+        async for piece in cluster.client.generate(token_ids=prompt(5, 9), max_tokens=5, temperature=0.0, n=2):
+            got[piece.choice] += piece.token_ids
+        assert got == {0: wanted, 1: wanted}
+        with pytest.raises(ZrtError, match="n = 3, but 2 may run and wait at once") as caught:
+            await cluster.client.generate(token_ids=prompt(5, 9), n=3).next_event()
+        assert caught.value.kind == "bad_request"
+        await settled(cluster)
+
+
 async def test_starts_and_cancels_at_any_moment_leave_nothing(make_model: Callable[..., Path]) -> None:
     """Sessions are cancelled after a random number of events: queued, prefilling, decoding, or when they are over."""
     chosen = random.Random(5)

@@ -111,6 +111,7 @@ def test_a_model_that_never_ends_is_noted(copied: Callable[..., Path]) -> None:
         ("tokenizer.json", "{", "the tokenizer of .* does not load"),
         ("generation_config.json", "[]", r"generation_config\.json cannot be read"),
         ("config.json", "{", r"config\.json is not JSON"),
+        ("config.json", "[]", r"config\.json is not a JSON object"),
         ("config.json", '{"model_type": "t5"}', "model_type 't5' is not one of"),
     ],
 )
