@@ -52,7 +52,7 @@ class GroupRecord:
         if fault is not None:
             self._fault = str(fault)
         for load in self.ranks[1:]:
-            load.state = "lost"
+            load.state, load.pid = "lost", 0
         self.ranks[0].state = "starting"
 
     def blame(self, rank: int, error: ZrtError) -> None:

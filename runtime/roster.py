@@ -129,6 +129,8 @@ class Roster:
     def state_changed(self, address: Address, message: StateChanged) -> Entry:
         entry = self.known(address)
         if message.serial == entry.serial and entry.seat is not None:
+            if message.state == "loading" != entry.state:  # it loads anew
+                entry.done_bytes = entry.graphs = 0
             entry.state = message.state
             entry.fault = message.fault if message.state == "failed" else None
         else:

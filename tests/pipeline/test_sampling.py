@@ -255,12 +255,15 @@ async def test_cancelling_one_answer_leaves_the_others(cluster: Local) -> None:
 
 async def test_all_answers_are_queued_or_none(folder: Path) -> None:
     async with local_cluster(folder, [None], limits_queue=3, limits_sessions=1) as cluster:
+        running = cluster.client.generate(token_ids=PROMPT, max_tokens=400, ignore_eos=True)
+        await running.next_event()
         with pytest.raises(ZrtError) as caught:
-            await answers(cluster, n=5, max_tokens=4)
+            await answers(cluster, n=4, max_tokens=4)
         assert caught.value.kind == "overloaded"
-        assert (await cluster.client.status()).sessions == []
-        ids, _, _ = await answers(cluster, n=3, max_tokens=4)
-        assert sorted(ids) == [0, 1, 2]
+        assert len((await cluster.client.status()).sessions) == 1
+        await running.aclose()
+        ids, _, _ = await answers(cluster, n=4, max_tokens=4)
+        assert sorted(ids) == [0, 1, 2, 3]
 
 
 async def test_one_error_ends_all_answers(cluster: Local) -> None:

@@ -51,6 +51,18 @@ def make_ready(roster: Roster, *names: str) -> None:
             roster.state_changed(address, StateChanged("ready", 0))
 
 
+def test_a_stage_that_loads_anew_has_loaded_nothing() -> None:
+    roster = make_roster()
+    make_ready(roster, "stage0")
+    address = roster.known(Address("stage0", 1, "")).address
+    roster.load_progress(address, LoadProgress(0, 8, 8, graphs=2, all_graphs=2))
+    for again in range(2):
+        roster.state_changed(address, StateChanged("loading", 0))
+        entry = roster.known(address)
+        assert (entry.done_bytes, entry.total_bytes, entry.graphs, entry.all_graphs) == (3 * again, 8, 0, 2)
+        roster.load_progress(address, LoadProgress(0, 3, 8, all_graphs=2))
+
+
 def test_seats_are_named_by_stage_and_replica() -> None:
     assert [seat.name for seat in PLAN] == ["stage0", "stage1.0", "stage1.1"]
 
