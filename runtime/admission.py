@@ -5,8 +5,9 @@ pages run out after all, the youngest goes back to the queue (it is replayed lat
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
@@ -63,7 +64,8 @@ class Admission:
                 f"{counted(max_length, 'token')} need {counted(needed, 'KV page')} and a stage has {self.capacity}: "
                 "lower max_tokens or raise [kv] bytes",
             )
-        if len(self._queue) + 1 - self._startable([*(waiting for _, waiting in self._queue), length]) > self._max_queue:
+        lengths = chain((waiting for _, waiting in self._queue), (length,))
+        if len(self._queue) + 1 - self._startable(lengths) > self._max_queue:
             raise ZrtError(
                 "overloaded",
                 f"the queue is full: {self._max_queue} may wait besides the {self._max_sessions} that may run ([limits] queue, sessions); "
@@ -86,7 +88,7 @@ class Admission:
     def admit(self) -> list[tuple[int, int]]:
         """Sessions that may start now, in order of arrival, each with its slot."""
         admitted = []
-        for _ in range(self._startable([length for _, length in self._queue])):
+        for _ in range(self._startable(length for _, length in self._queue)):
             session, length = self._queue.popleft()
             slot = self._populations.index(min(self._populations))
             self._populations[slot] += 1
@@ -94,11 +96,11 @@ class Admission:
             admitted.append((session, slot))
         return admitted
 
-    def _startable(self, lengths: Sequence[int]) -> int:
+    def _startable(self, lengths: Iterable[int]) -> int:
         """How many of these may start now, in this order."""
         running, used = len(self._running), sum(self._pages(seat.length) for seat in self._running.values())
         started = 0
-        for length in lengths[: max(0, self._max_sessions - running)]:
+        for length in islice(lengths, max(0, self._max_sessions - running)):
             if running + started and used + self._pages(length + HEADROOM) > self._room:
                 break
             used += self._pages(length)

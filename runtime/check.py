@@ -75,14 +75,13 @@ def inspect(folder: Path) -> Report:
 
 @contextmanager
 def _blaming(report: Report) -> Iterator[None]:
-    """A ZrtError is a problem of the report, though not again what was said of a file already."""
+    """A ZrtError is a problem of the report, said once, however many readers of a file come upon it."""
     try:
         yield
     except ZrtError as error:
-        said = [problem.message for problem in report.problems]
-        no_json = error.message.partition(".json ")[0] + ".json is not "
-        if error.message not in said and not any(message.startswith(no_json) for message in said):
-            report.problems.append(Problem(error.kind, error.message))
+        problem = Problem(error.kind, error.message)
+        if problem not in report.problems:
+            report.problems.append(problem)
 
 
 def require_weights(folder: Path, spec: ModelSpec) -> ModelSpec:

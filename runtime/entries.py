@@ -39,6 +39,7 @@ class Entry:
     busy_share: float = 0.0
     tokens_s: float = 0.0
     beaten: bool = False
+    restarts: int = 0
 
     @property
     def place(self) -> tuple[str, str] | None:
@@ -102,7 +103,7 @@ class Entry:
             seat.gpu_memory,
         )
 
-    def info(self, now: float, restarts: int) -> ActorInfo:
+    def info(self, now: float) -> ActorInfo:
         """The process, for people."""
         seat, fault, load = self.seat, self.fault, self.load
         return ActorInfo(
@@ -125,7 +126,7 @@ class Entry:
             steps=load.steps,
             busy_share=round(self.busy_share, 3),
             rss_bytes=self.rss_bytes,
-            restarts=restarts,
+            restarts=self.restarts,
             stale=load.dropped_stale + load.stale,
             handed=load.handed,
             silent_ms=int((now - self.last_beat) * 1000),

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from zrt.runtime.compute.config_json import Keys, read_config
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.sampling import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from zrt.runtime.text import Tokenizer
@@ -57,11 +58,8 @@ class GenerationDefaults(Struct, frozen=True):
     unheeded: tuple[str, ...] = ()
 
 
-class _Tokens(Struct):
+class _Generation(Struct):
     eos_token_id: int | list[int] | None = None
-
-
-class _Generation(_Tokens):
     do_sample: bool | None = None
     temperature: Temperature | None = None
     top_k: TopK | None = None
@@ -78,12 +76,9 @@ def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
     They differ in practice: the tokenizer may name the end of a text and generation_config the end of a turn.
     Errors: bad_model.
     """
-    ids: set[int] = set()
-    for said in (_read(folder / "config.json", _Tokens), _read(folder / "generation_config.json", _Generation)):
-        if isinstance(said.eos_token_id, int):
-            ids.add(said.eos_token_id)
-        else:
-            ids.update(said.eos_token_id or ())
+    ids = set(Keys(read_config(folder)).ids("eos_token_id", None))
+    said = _read(folder / "generation_config.json", _Generation).eos_token_id
+    ids.update([said] if isinstance(said, int) else said or ())
     if tokenizer is not None and tokenizer.eos_id is not None:
         ids.add(tokenizer.eos_id)
     return frozenset(ids)

@@ -33,7 +33,10 @@ def run_actor(make: Callable[[], Actor], lifeline: Lifeline) -> NoReturn:
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            status = runner.run(_live(make(), lifeline))
+            actor = make()
+            gc.collect()
+            gc.freeze()  # what is imported stays: beside torch it takes 0.1 s to look through it again, in the midst of a turn
+            status = runner.run(_live(actor, lifeline))
         except ZrtError as error:
             lifeline.failed(error.kind, error.message, error.where)
             raise
@@ -60,8 +63,6 @@ async def _live(actor: Actor, lifeline: Lifeline) -> int:
             os._exit(128 + number)
         actor.ended.set()
 
-    gc.collect()
-    gc.freeze()  # what is imported stays: to look through it again took 0.1 s now and then, beside torch, in the midst of a turn
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told, number)

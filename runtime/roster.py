@@ -45,7 +45,7 @@ class Roster:
         self._names = [seat.name for seat in plan] + list(spares)
         self._entries: dict[str, Entry] = {}
         self._lost: dict[str, str] = {}
-        self._restarts: dict[str, int] = {}
+        self._restarts = dict.fromkeys(self._names, 0)  # of those that are not here
         self._seating = Seating(plan, self._entries, needed, set(self._names))
         self.pipeline = Pipeline(self._seating, self._entries, self._names, self._lost, pages)
         self.stale = 0
@@ -68,6 +68,7 @@ class Roster:
         if old is None and len(self._entries) >= MOST:
             raise ZrtError("overloaded", f"{MOST} processes have registered already")
         entry = Entry(address, message.kind, message.pid, message.host, message.device, message.state, now)
+        entry.restarts = message.restarts
         entry.memory_bytes, entry.room_bytes = message.memory_bytes, message.room_bytes
         entry.shares_cores = message.shares_cores
         if old is not None:
@@ -77,7 +78,6 @@ class Roster:
             entry.state = "blank"  # what it holds is of an assignment that nobody remembers
         self._entries[address.name] = entry
         self._lost.pop(address.name, None)
-        self._restarts[address.name] = message.restarts
         self._seating.awaited.discard(address.name)
         return entry
 
@@ -129,7 +129,7 @@ class Roster:
     def state_changed(self, address: Address, message: StateChanged) -> Entry:
         entry = self.known(address)
         if message.serial == entry.serial and entry.seat is not None:
-            if message.state == "loading" != entry.state:  # it loads anew
+            if message.state == "loading" and entry.state != "loading":
                 entry.done_bytes = entry.graphs = 0
             entry.state = message.state
             entry.fault = message.fault if message.state == "failed" else None
@@ -152,6 +152,8 @@ class Roster:
         if entry is None or incarnation not in (0, entry.address.incarnation):
             return None
         del self._entries[name]
+        if name in self._restarts:
+            self._restarts[name] = entry.restarts
         self._seating.room_changes(entry.host, entry.rss_bytes)
         return entry
 
@@ -221,13 +223,13 @@ class Roster:
 
     def infos(self, now: float) -> list[ActorInfo]:
         """Every process, for people: block servers in pipeline order first, and those that are awaited or lost."""
-        infos = [entry.info(now, self._restarts.get(name, 0)) for name, entry in self._entries.items()]
+        infos = [entry.info(now) for entry in self._entries.values()]
         seats = {seat.name: seat.stage for seat in reversed(self._seating.empty())}
         for name in self._names:
             if name not in self._entries:
                 state: ActorState = "failed" if name in self._lost else "starting"
                 fault = self._lost.get(name, "")
-                restarts = self._restarts.get(name, 0)
+                restarts = self._restarts[name]
                 stage = seats.get(name, -1)
                 infos.append(ActorInfo(name, "block_server", state, stage=stage, restarts=restarts, fault=fault))
         return sorted(infos, key=pipeline_order)

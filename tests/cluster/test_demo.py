@@ -67,16 +67,9 @@ def _conf(folder: Path, stages: int) -> str:
 def test_greedy_answers_equal_transformers(cluster: Running, answers: dict[str, list[int]], demo_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo_model)
     for number, (prompt, wanted) in enumerate(answers.items()):
-        words = [
-            "generate",
-            "-" if number == 1 else prompt,
-            "--max-tokens",
-            str(TOKENS),
-            "--temperature",
-            "0",
-            "--json",
-        ]
-        done = run_zrt(*words, home=cluster.home, stdin=prompt + "\n")  # where it is read, less the end of its line
+        asked = "-" if number == 1 else prompt  # once from standard input, which is not read otherwise
+        words = ["generate", asked, "--max-tokens", str(TOKENS), "--temperature", "0", "--json"]
+        done = run_zrt(*words, home=cluster.home, stdin=prompt + "\n")
         assert done.returncode == 0, done.stderr
         got = msgspec.json.decode(done.stdout)
         assert got["token_ids"] == wanted

@@ -51,6 +51,14 @@ def make_ready(roster: Roster, *names: str) -> None:
             roster.state_changed(address, StateChanged("ready", 0))
 
 
+def test_restarts_are_those_that_a_process_told_of_also_while_it_is_gone() -> None:
+    roster = make_roster()
+    roster.register(Address("stage0", 1, ""), Register("block_server", "", 1, "here", "blank", restarts=2), 0.0)
+    assert [actor.restarts for actor in roster.infos(0.0) if actor.name == "stage0"] == [2]
+    roster.died("stage0", 1)
+    assert [actor.restarts for actor in roster.infos(0.0) if actor.name == "stage0"] == [2]
+
+
 def test_a_stage_that_loads_anew_has_loaded_nothing() -> None:
     roster = make_roster()
     make_ready(roster, "stage0")

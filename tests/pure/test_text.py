@@ -335,7 +335,7 @@ except models.ZrtError:
 heavy = {"torch", "transformers"} & set(sys.modules)
 assert not heavy, heavy
 """
-    folder = tokenizer_folder("llama", chat_template=WRITES_BOS)
+    folder = written(tokenizer_folder("llama", chat_template=WRITES_BOS), config={})
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=100, check=False
     )
