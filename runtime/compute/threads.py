@@ -23,4 +23,5 @@ def configure_threads(threads: int) -> None:
     """Use `threads` threads for every operation of this process, whichever thread calls it."""
     import torch
 
-    torch.set_num_threads(threads)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

@@ -1,0 +1,76 @@
+"""Turns of a process as an actor's is, while other processes compute on all cores."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from zrt.runtime.compute.threads import thread_environment
+
+DECODES = """
+import json, sys, time
+from pathlib import Path
+import torch
+from zrt.runtime.compute.layout import kv_token_bytes
+from zrt.runtime.compute.loading import read_engine
+from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.compute.turn import Work
+from zrt.runtime.compute.weights import RandomCheckpoint
+
+CONTEXT = 512
+spec = read_spec(Path(sys.argv[1]))
+engine = read_engine(
+    spec,
+    RandomCheckpoint(spec),
+    (0, spec.num_blocks - 1),
+    dtype=torch.float32,
+    kv_bytes=spec.num_blocks * CONTEXT * kv_token_bytes(spec, "float32"),
+    context=CONTEXT,
+    sessions=1,
+    device="cpu",
+    ends=(False, False),
+)
+rows = torch.linspace(-1, 1, spec.hidden_size)[None]
+engine.turn([Work("it", 0, 1, rows, opens=CONTEXT)])
+times, outputs = {1: [], 2: []}, []
+for position in range(1, 500):
+    threads = 1 + position // 50 % 2
+    started = time.perf_counter()
+    result = engine.turn([Work("it", position, 1, rows)], threads)
+    times[threads].append(time.perf_counter() - started)
+    outputs.append(result.output.double().sum().item())
+    assert torch.get_num_threads() == threads
+print(json.dumps([times[1], times[2], outputs]))
+"""
+
+
+def decoded(folder: Path, others: int) -> list[list[float]]:
+    words = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    busy = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(others)]
+    try:
+        for one in busy:
+            assert one.stdout is not None
+            one.stdout.readline()
+        words = [sys.executable, "-c", DECODES, str(folder)]
+        environment = os.environ | thread_environment(2)
+        ran = subprocess.run(words, env=environment, capture_output=True, timeout=120)
+        assert ran.returncode == 0, ran.stderr.decode()
+        found: list[list[float]] = json.loads(ran.stdout)
+        return found
+    finally:
+        for one in busy:
+            one.kill()
+            one.communicate()
+
+
+def test_more_threads_are_no_slower_than_one_whatever_else_computes(make_model: Callable[..., Path]) -> None:
+    """Left to themselves they are a hundred times as slow. And what is computed does not depend on them, but for the last bits."""
+    folder = make_model("llama")
+    alone, together, outputs = decoded(folder, others=2 * (os.cpu_count() or 1))
+    assert median(together) < 3 * median(alone)
+    assert outputs == pytest.approx(decoded(folder, others=0)[2], rel=1e-5)

@@ -1,0 +1,107 @@
+"""How many threads a turn runs on, by simulated machines: seconds by the number of threads, which the choice is told of and nothing else."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from zrt.runtime.compute.team import MOST_ROWS, REST_MOST_S, Team
+
+Machine = Callable[[int], float]
+
+
+def run(team: Team, machine: Machine, seconds: float, *, limit: int = 2, rows: int = 1) -> tuple[list[int], float]:
+    """The threads of each turn within so many seconds, and the mean seconds of a turn."""
+    sizes: list[int] = []
+    now = 0.0
+    while now < seconds:
+        sizes.append(team.size(limit, rows))
+        took = machine(sizes[-1])
+        team.took(took)
+        now += took
+    return sizes, now / len(sizes)
+
+
+def quiet(threads: int) -> float:
+    """Memory is the limit: a thread more helps less and less."""
+    return 0.008 + 0.010 / threads
+
+
+def beside_one(threads: int) -> float:
+    return quiet(1) if threads == 1 else 0.086
+
+
+def test_a_quiet_machine_uses_all_threads_and_trials_cost_a_hundredth() -> None:
+    sizes, mean = run(Team(), quiet, 60.0)
+    assert mean < 1.01 * quiet(2)
+    assert 1 in sizes
+
+
+def test_beside_a_busy_process_one_thread_computes_within_a_second_of_that() -> None:
+    team = Team()
+    run(team, quiet, 10.0)
+    sizes, _ = run(team, beside_one, 3.0)
+    assert sizes[-1] == 1
+    settled = sizes.index(1)
+    assert sum(beside_one(size) for size in sizes[:settled]) < 2.5
+    _, mean = run(team, beside_one, 60.0)
+    assert mean < 1.05 * quiet(1)
+
+
+def test_all_threads_compute_again_when_the_machine_is_quiet() -> None:
+    team = Team()
+    run(team, beside_one, 30.0)
+    sizes, _ = run(team, quiet, REST_MOST_S + 2.0)
+    assert sizes[-1] == 2
+
+
+@pytest.mark.parametrize(("best", "limit"), [(16, 16), (8, 16), (2, 16), (1, 16), (12, 12), (3, 12), (5, 5), (1, 3)])
+def test_the_best_number_is_found_by_halves(best: int, limit: int) -> None:
+    team = Team()
+    run(team, lambda threads: 0.010 * (1 + abs(threads - best)), 60.0, limit=limit)
+    sizes, mean = run(team, lambda threads: 0.010 * (1 + abs(threads - best)), 20.0, limit=limit)
+    assert max(set(sizes), key=sizes.count) == best
+    assert mean < 1.3 * 0.010
+
+
+def test_one_hiccup_changes_nothing() -> None:
+    """Nor do turns whose lengths go to and fro, as those of two groups of sessions do."""
+    team, turns = Team(), 0
+
+    def machine(threads: int) -> float:
+        nonlocal turns
+        turns += 1
+        return quiet(threads) * (1.5 if turns % 2 else 1.0) + (0.1 if turns % 50 == 0 else 0.0)
+
+    sizes, _ = run(team, machine, 60.0)
+    assert sizes.count(1) < 0.05 * len(sizes)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_costs_little(seed: int) -> None:
+    draw = random.Random(seed)
+    _, mean = run(Team(), lambda threads: quiet(threads) * draw.uniform(0.9, 1.3), 60.0)
+    assert mean < 1.05 * 1.1 * quiet(2)
+
+
+def test_a_turn_that_is_not_told_of_changes_nothing() -> None:
+    told, both = Team(), Team()
+    for _ in range(500):
+        size = told.size(2, 1)
+        assert both.size(2, 1) == size
+        assert both.size(2, 1) == size  # it failed, and took no time to speak of
+        told.took(beside_one(size))
+        both.took(beside_one(size))
+
+
+def test_kinds_of_turns_are_apart() -> None:
+    team = Team()
+    run(team, beside_one, 5.0, rows=1)
+    assert (team.size(2, 1), team.size(2, 16), team.size(4, 1)) == (1, 2, 4)
+
+
+def test_one_thread_and_long_turns_are_left_alone() -> None:
+    sizes, _ = run(Team(), beside_one, 30.0, rows=MOST_ROWS + 1)
+    assert set(sizes) == {2}
+    sizes, _ = run(Team(), beside_one, 30.0, limit=1)
+    assert set(sizes) == {1}
