@@ -143,8 +143,8 @@ class Engine(Holding):
         limit = threads or torch.get_num_threads()
         if self.shard.device.type == "cuda":
             limit = min(limit, BESIDE_A_GPU)
-        configure_threads(limit)
         if not self._tries:
+            configure_threads(limit)
             return self._turn(works, passing)
         try:
             configure_threads(self._team.size(limit, sum(work.n for work in works)))

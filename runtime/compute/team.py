@@ -6,68 +6,70 @@ one. Nothing but the time of the turns themselves tells it, so now and then some
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 MOST_ROWS: Final = 64
 """Turns of more rows compute long between two waits, and are too long to be tried slower."""
 WINDOW: Final = 8
-TRIAL: Final = 4
+"""Turns of which the usual time is known."""
 FASTER: Final = 0.85
-"""What other threads must take, as a part of the usual time, to be preferred."""
+"""What a turn must take, as a part of the usual time, to speak for the threads that are tried. Three such turns decide for them; two others,"""
 SLOWER: Final = 2.0
-"""A trial of which two turns took so many times the usual time is over."""
+"""or one that takes so many times the usual time, against."""
 REST_TURNS: Final = 100
-COST: Final = 200
-"""A trial that cost some time is followed by so many times that without one, but"""
-REST_MOST_S: Final = 10.0
+"""From one trial to the next go by the time of so many turns, or so many times what the trial cost, if that is more."""
 
 
-def typical(times: deque[float]) -> float:
+def typical(times: Sequence[float]) -> float:
     """The mean without the greatest: one hiccup says nothing."""
     return (sum(times) - max(times)) / (len(times) - 1)
 
 
 @dataclass(slots=True)
 class _Kind:
-    """Turns of about the same rows. `rest` is in seconds of such turns."""
+    """Turns of about the same rows. Of a trial, `size` threads are tried (0: there is none), so many turns were `faster` or not, and `cost` is
+    what they took beyond the usual time. `rest` is how long turns go on as they are; all of it in seconds."""
 
     size: int
     trial: int = 0
-    down: bool = True
+    faster: int = 0
+    others: int = 0
+    cost: float = 0.0
     rest: float = 0.0
+    down: bool = True
     times: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    tried: deque[float] = field(default_factory=deque)
 
     def took(self, seconds: float, limit: int) -> None:
         if self.trial:
-            self.tried.append(seconds)
-            self._judge()
+            self._judge(seconds, typical(self.times))
             return
         self.times.append(seconds)
         self.rest -= seconds
         if self.rest <= 0 and len(self.times) == WINDOW:
-            self.trial = self._other(limit)
+            self.trial, self.faster, self.others, self.cost = self._other(limit), 0, 0, 0.0
 
     def _other(self, limit: int) -> int:
-        """Half or twice as many threads, in turns where both are possible; 0 where neither is."""
+        """Half or twice as many threads, by turns where both are possible."""
         fewer, more = self.size // 2, min(2 * self.size, limit) if self.size < limit else 0
         down, self.down = self.down, not self.down
         return (fewer or more) if down else (more or fewer)
 
-    def _judge(self) -> None:
-        usual = typical(self.times)
-        hopeless = sum(seconds > SLOWER * usual for seconds in self.tried) == 2
-        if not hopeless and len(self.tried) < TRIAL:
+    def _judge(self, seconds: float, usual: float) -> None:
+        self.cost += seconds - usual
+        if seconds < FASTER * usual:
+            self.faster += 1
+        else:
+            self.others += 1
+        lost = self.others == 2 or seconds > SLOWER * usual
+        if not lost and self.faster < 3:
             return
-        self.rest = REST_TURNS * usual
-        if not hopeless and typical(self.tried) < FASTER * usual:
+        if not lost:
             self.size = self.trial
             self.times.clear()
-        else:
-            self.rest = min(REST_MOST_S, max(self.rest, COST * (sum(self.tried) - len(self.tried) * usual)))
+        self.rest = REST_TURNS * max(usual, self.cost)
         self.trial = 0
-        self.tried.clear()
 
 
 class Team:

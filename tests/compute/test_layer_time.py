@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from busy import busy
 
 from zrt.runtime.compute import layer_time as module
 from zrt.runtime.compute.engine import Engine
@@ -85,14 +86,5 @@ def test_a_layer_is_about_as_fast_while_others_compute(make_model: Callable[...,
         return times
 
     quiet = min(measured())
-    words = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
-    others = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(2 * (os.cpu_count() or 1))]
-    try:
-        for other in others:
-            assert other.stdout is not None
-            other.stdout.readline()
+    with busy(2 * (os.cpu_count() or 1)):
         assert max(measured()) < 4 * quiet
-    finally:
-        for other in others:
-            other.kill()
-            other.communicate()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from zrt.runtime.compute.team import MOST_ROWS, REST_MOST_S, Team
+from zrt.runtime.compute.team import MOST_ROWS, Team
 
 Machine = Callable[[int], float]
 
@@ -31,10 +31,33 @@ def beside_one(threads: int) -> float:
     return quiet(1) if threads == 1 else 0.086
 
 
-def test_a_quiet_machine_uses_all_threads_and_trials_cost_a_hundredth() -> None:
-    sizes, mean = run(Team(), quiet, 60.0)
-    assert mean < 1.01 * quiet(2)
-    assert 1 in sizes
+@pytest.mark.parametrize("slow", [0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("limit", [2, 16])
+def test_a_quiet_machine_uses_all_threads_and_trials_cost_a_hundredth(slow: float, limit: int) -> None:
+    """However long a turn is, and from the first turns on."""
+
+    def machine(threads: int) -> float:
+        return slow * quiet(threads)
+
+    team = Team()
+    _, mean = run(team, machine, 50 * machine(limit), limit=limit)
+    assert mean < 1.04 * machine(limit)
+    sizes, mean = run(team, machine, 5000 * machine(limit), limit=limit)
+    assert mean < 1.011 * machine(limit)
+    assert limit // 2 in sizes
+
+
+@pytest.mark.parametrize("slow", [0.1, 1.0, 10.0, 100.0])
+def test_trials_of_what_is_far_slower_cost_a_hundredth(slow: float) -> None:
+    team = Team()
+    run(team, beside_one, 5.0)
+
+    def machine(threads: int) -> float:
+        return slow * beside_one(threads)
+
+    sizes, mean = run(team, machine, 5000 * machine(1))
+    assert 2 in sizes
+    assert mean < 1.012 * machine(1)
 
 
 def test_beside_a_busy_process_one_thread_computes_within_a_second_of_that() -> None:
@@ -51,7 +74,7 @@ def test_beside_a_busy_process_one_thread_computes_within_a_second_of_that() -> 
 def test_all_threads_compute_again_when_the_machine_is_quiet() -> None:
     team = Team()
     run(team, beside_one, 30.0)
-    sizes, _ = run(team, quiet, REST_MOST_S + 2.0)
+    sizes, _ = run(team, quiet, 10.0)
     assert sizes[-1] == 2
 
 
