@@ -6,31 +6,26 @@ one. Nothing but the time of the turns themselves tells it, so now and then some
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Final
 
 MOST_ROWS: Final = 64
 """Turns of more rows compute long between two waits, and are too long to be tried slower."""
 WINDOW: Final = 8
-"""Turns of which the usual time is known."""
+"""Turns that tell the usual time, by their lower median: a few hiccups say nothing, nor do the longer ones where long and short ones alternate."""
 FASTER: Final = 0.85
-"""What a turn must take, as a part of the usual time, to speak for the threads that are tried. Three such turns decide for them; two others,"""
+"""A turn of a trial speaks for it if it takes less than this part of the usual time. Three that do decide for it, two that do not against it."""
 SLOWER: Final = 2.0
-"""or one that takes so many times the usual time, against."""
+"""So does one alone that takes this many times the usual time."""
 REST_TURNS: Final = 100
-"""From one trial to the next go by the time of so many turns, or so many times what the trial cost, if that is more."""
-
-
-def typical(times: Sequence[float]) -> float:
-    """The mean without the greatest: one hiccup says nothing."""
-    return (sum(times) - max(times)) / (len(times) - 1)
+"""Between two trials lies the time of so many turns, or so many times what the last one cost, if that is more."""
 
 
 @dataclass(slots=True)
 class _Kind:
-    """Turns of about the same rows. Of a trial, `size` threads are tried (0: there is none), so many turns were `faster` or not, and `cost` is
-    what they took beyond the usual time. `rest` is how long turns go on as they are; all of it in seconds."""
+    """Turns of about the same rows, on `size` threads; `rest` is the time until others are tried. In a trial (0: there is none) so many turns were
+    `faster`, so many not, and `cost` is what they took beyond the usual time. All times are in seconds."""
 
     size: int
     trial: int = 0
@@ -43,7 +38,7 @@ class _Kind:
 
     def took(self, seconds: float, limit: int) -> None:
         if self.trial:
-            self._judge(seconds, typical(self.times))
+            self._judge(seconds, median_low(self.times))
             return
         self.times.append(seconds)
         self.rest -= seconds
@@ -67,7 +62,6 @@ class _Kind:
             return
         if not lost:
             self.size = self.trial
-            self.times.clear()
         self.rest = REST_TURNS * max(usual, self.cost)
         self.trial = 0
 
