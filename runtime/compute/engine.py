@@ -134,7 +134,7 @@ class Engine(Holding):
         self._rope_lengths.clear()
 
     def turn(self, works: Sequence[Work], threads: int | None = None, passing: Passing | None = None) -> TurnResult:
-        """Run the steps as one forward, on at most so many threads from now on (fewer beside a GPU, or while fewer are faster); a step that
+        """Run the steps as one forward, on at most so many threads from now on (fewer beside a GPU, or where fewer decode faster); a step that
         cannot run fails alone.
 
         What is passed on, or begins with rows handed over, need not be computed when this returns; `stage_lost` is the fault of a step whose
@@ -143,11 +143,11 @@ class Engine(Holding):
         limit = threads or torch.get_num_threads()
         if self.shard.device.type == "cuda":
             limit = min(limit, BESIDE_A_GPU)
-        if not self._tries:
+        if not self._tries or any(work.n > 1 for work in works):  # a turn with a prompt in it is long enough
             configure_threads(limit)
             return self._turn(works, passing)
         try:
-            configure_threads(self._team.size(limit, sum(work.n for work in works)))
+            configure_threads(self._team.size(limit, len(works)))
             started = time.perf_counter()
             result = self._turn(works, passing)
             if all(outcome.fault is None for outcome in result.outcomes):

@@ -1,4 +1,4 @@
-"""How many threads a turn runs on: as many as it may, unless fewer are faster just then. Pure: seconds in, numbers out.
+"""How many threads a turn of decodes runs on: as many as it may, unless fewer are faster just then. Pure: seconds in, numbers out.
 
 The threads of a turn wait for each other after every product. If another process has one of their cores, all of them wait until the one that was
 put off runs again, a scheduler's slice each time: beside one busy process, two threads on two cores can take five times as long for a token as
@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Final
 
-MOST_ROWS: Final = 64
-"""Turns of more rows compute long between two waits, and are too long to be tried slower."""
 WINDOW: Final = 8
 """Turns that tell the usual time, by their lower median: a few hiccups say nothing, nor do the longer ones where long and short ones alternate."""
 FASTER: Final = 0.85
@@ -74,9 +72,9 @@ class Team:
         self._last: tuple[_Kind, int] | None = None
 
     def size(self, limit: int, rows: int) -> int:
-        """At most `limit`, for a turn of `rows` rows."""
+        """At most `limit`, for a turn of so many rows."""
         self._last = None
-        if limit == 1 or rows > MOST_ROWS:
+        if limit == 1:
             return limit
         kind = self._kinds.setdefault((limit, rows.bit_length()), _Kind(limit))
         self._last = kind, limit

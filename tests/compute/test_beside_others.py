@@ -46,6 +46,14 @@ for position in range(1, 500):
     times[threads].append(time.perf_counter() - started)
     outputs.append(result.output.double().sum().item())
     assert torch.get_num_threads() == threads
+engine.close_all()
+engine.turn([Work("it", 0, 1, rows, opens=CONTEXT)])
+prompts = set()
+configured = torch.set_num_threads
+torch.set_num_threads = lambda threads: (prompts.add(threads), configured(threads))
+for position in range(1, 400, 2):
+    engine.turn([Work("it", position, 2, torch.cat([rows, rows]))], 2)
+assert not prompts, prompts
 print(json.dumps([times[1], times[2], outputs]))
 """
 

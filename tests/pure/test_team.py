@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from zrt.runtime.compute.team import MOST_ROWS, Team
+from zrt.runtime.compute.team import Team
 
 Machine = Callable[[int], float]
 
@@ -159,8 +159,6 @@ def test_kinds_of_turns_are_apart() -> None:
     assert (team.size(2, 1), team.size(2, 16), team.size(4, 1)) == (1, 2, 4)
 
 
-def test_one_thread_and_long_turns_are_left_alone() -> None:
-    sizes, _ = run(Team(), beside_one, 30.0, rows=MOST_ROWS + 1)
-    assert set(sizes) == {2}
+def test_one_thread_is_left_alone() -> None:
     sizes, _ = run(Team(), beside_one, 30.0, limit=1)
     assert set(sizes) == {1}
