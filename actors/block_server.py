@@ -154,16 +154,17 @@ class BlockServer(Member):
             self._begin(assignment)
         return Done()
 
-    def _on_set_state(self, envelope: Envelope) -> Control:
+    async def _on_set_state(self, envelope: Envelope) -> Control:
         message = envelope.body
         assert isinstance(message, SetState)
         if self.state == "loading" and message.state == "ready":
             if self._loads_to != "drained":
                 raise ZrtError("bad_request", f"{self.name} is loading, and was not drained", self.name)
             self._loads_to = "ready"
-            return Done()
-        self._ready()
-        self.state = message.state
+        else:
+            self._ready()
+            self.state = message.state
+        await self.catch_up()  # what it was before must not be heard after the answer, as if it were so again
         return Done()
 
     def _begin(self, assignment: Assignment, lost: ZrtError | None = None) -> None:

@@ -195,6 +195,14 @@ class Member(Actor):
             raise ZrtError("coordinator_lost", f"not registered at {self.coordinator.endpoint}", self.name)
         return await self._ask(self._joined, self.coordinator, body, timeout)
 
+    async def catch_up(self) -> None:
+        """Wait until the coordinator has heard all that it was told so far.
+
+        An answer to its own question goes another way, and may overtake what was told before. Without a coordinator there is none to wait for.
+        """
+        if self.registered.is_set():
+            await self._send_beat(self._beats)
+
     def _on_answer(self, link: Link, frames: Frames) -> None:
         self.heard = time.monotonic()
         self._dispatcher.on_reply(link, frames)

@@ -98,10 +98,6 @@ class Local:
             lambda seen: names <= {info.name for info in seen.actors if info.state not in ("starting", "loading")}
         )
 
-    async def heard(self, server: BlockServer) -> None:
-        """Wait until the coordinator has heard whatever a block server has said so far: until then it answers by how that one was before."""
-        await server._send_beat(server._beats)
-
     async def settled(self) -> None:
         """Wait until no session lives and every stage has heard that they ended, so that what its lane runs next finds them gone."""
         async with asyncio.timeout(READY_S), aclosing(self.client.watch()) as watch:

@@ -82,7 +82,7 @@ async def rebuilt(cluster: Local, first: RankGroup, stage: int = 0) -> RankGroup
     """Wait until another group is at work in the place of this one, and the coordinator knows."""
     server = cluster.servers[stage]
     await until(lambda: server.blocks.group not in (None, first) and server.state == "ready")
-    await cluster.heard(server)
+    await server.catch_up()
     return group_of(cluster, stage)
 
 

@@ -20,6 +20,7 @@ from zrt.runtime.compute.engine import Engine
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Down, Drained
 from zrt.runtime.messages.control import LoadProgress, StateChanged
+from zrt.runtime.outbox import Frames
 
 TWO: list[str | None] = ["0-1", "2-3"]
 COUNT, LENGTH = 6, 250
@@ -204,7 +205,7 @@ async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
             monkeypatch.setattr(server, "_report", held.append)
         server._begin(server.blocks.assignment)
         if hears == "drained":
-            await cluster.heard(server)
+            await server.catch_up()
             monkeypatch.setattr(server, "_report", held.append)
             free.set()
             await until(lambda: server.state == "drained")
@@ -217,6 +218,35 @@ async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
         assert await lane
         assert await cluster.greedy([5, 17, 99], 8) == wanted
         assert await state(cluster, "stage1") == "ready"
+
+
+async def test_what_was_said_before_an_undrain_may_come_after_its_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block server speaks over one connection and answers over another: that it is drained comes last, of all that it sends."""
+    async with local_cluster(folder, TWO) as cluster:
+        wanted = await cluster.greedy([5, 17, 99], 8)
+        await cluster.client.drain("stage1")
+        server = cluster.server("stage1")
+        assert server.blocks.assignment is not None
+        free, held = Event(), list[Frames]()
+        lane = asyncio.create_task(server.turns.lane.run(free.wait, 20))
+        server._begin(server.blocks.assignment)
+        await server.catch_up()
+        send = server._joined.send
+        monkeypatch.setattr(server._joined, "send", held.append)
+        free.set()
+        assert await lane
+        await until(lambda: server.state == "drained")
+        said = len(held)
+        undrain = asyncio.create_task(cluster.client.undrain("stage1"))
+        await until(lambda: server.state == "ready" and len(held) > said)
+        monkeypatch.undo()
+        for frames in held:
+            send(frames)
+        await undrain
+        assert await state(cluster, "stage1") == "ready"
+        assert await cluster.greedy([5, 17, 99], 8) == wanted
 
 
 async def test_one_that_dies_while_it_is_drained_is_replaced(folder: Path, wanted: list[list[int]]) -> None:

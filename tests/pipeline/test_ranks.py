@@ -187,7 +187,7 @@ async def test_a_drained_stage_that_loses_a_rank_stays_drained_until_it_is_undra
             await until(
                 lambda group=group, state=state: server.blocks.group not in (None, group) and server.state == state  # type: ignore[misc]
             )
-            await cluster.heard(server)
+            await server.catch_up()
             assert (await cluster.client.status()).actors[0].state == state
             await cluster.client.undrain(server.name)
             with pytest.raises(ZrtError, match="not drained") as raised:
