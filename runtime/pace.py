@@ -2,7 +2,7 @@
 
 from typing import Final
 
-STRETCH: Final = 3.0
+STRETCH: Final = 2.5
 """A turn with a prompt chunk may take so many times as long as one without."""
 LEAST: Final = 16
 """Prompt tokens a turn on a CPU may always carry: a prompt must get on, and fewer rows cost hardly less."""
