@@ -118,7 +118,8 @@ class Drains:
     def _draining(self, address: Address) -> Entry:
         entry = self._roster.find(address.name)
         if entry is None or entry.address != address:
-            raise ZrtError("stage_lost", f"{address.name} died while it was drained; what ran there goes on elsewhere")
+            text = "died while it was drained; what ran there goes on with another replica, or once one has loaded"
+            raise ZrtError("stage_lost", f"{address.name} {text}")
         if entry.state == "loading":
             raise ZrtError("stage_lost", f"{address.name} lost a part while it was drained, and loads anew")
         if entry.state != "draining":

@@ -263,7 +263,11 @@ async def drain(endpoint: str | None, name: str, timeout: float) -> int:
             said = text
 
     async with Client(endpoint) as client:
-        tell(await client.drain(name, timeout, progress=tell))
+        try:
+            tell(await client.drain(name, timeout, progress=tell))
+        except asyncio.CancelledError:
+            say(f"zrt: the drain of {name} goes on: `zrt status` shows how it gets on, `zrt undrain {name}` ends it")
+            raise
     return 0
 
 

@@ -1,10 +1,12 @@
 """`zrt up --detach`: a cluster that outlives the command and the terminal it was started from."""
 
+import fcntl
 import json
 import os
 import select
 import subprocess
 import time
+from pathlib import Path
 from typing import BinaryIO, Final
 
 from zrt.runtime import running
@@ -19,6 +21,7 @@ READY_S: Final = 1800.0
 """How long it may take to be ready: most of it is reading weights."""
 LOOK_MS: Final = 200
 """How often its log is looked at until then."""
+MOST_LOGS: Final = 64
 
 
 def detach(name: str, words: list[str]) -> int:
@@ -26,12 +29,7 @@ def detach(name: str, words: list[str]) -> int:
 
     What it says goes to a log file, and until it is ready to our stderr too. ZrtError deadline; bad_config: the log cannot be written.
     """
-    path = running.folder() / f"{name}.log"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log_file = path.open("ab")
-    except OSError as error:
-        raise ZrtError("bad_config", f"the log {path} cannot be written: {error}; set ZRT_HOME elsewhere") from None
+    path, log_file = _log(name)
     with log_file, path.open("rb") as log:
         log.seek(0, os.SEEK_END)
         ours, theirs = os.pipe()
@@ -49,6 +47,26 @@ def detach(name: str, words: list[str]) -> int:
         return child.wait(DOWN_S) or 1
     say(f"zrt: {name} runs on at {json.loads(line)['endpoint']}; its log is {path}")
     return 0
+
+
+def _log(name: str) -> tuple[Path, BinaryIO]:
+    """A log of its own for each cluster of this name that runs: it is locked for as long as any of its processes writes to it."""
+    for number in range(1, MOST_LOGS + 1):
+        path = running.folder() / (f"{name}.log" if number == 1 else f"{name}-{number}.log")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            log_file = path.open("ab")
+        except OSError as error:
+            raise ZrtError("bad_config", f"the log {path} cannot be written: {error}; set ZRT_HOME elsewhere") from None
+        try:
+            fcntl.flock(log_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log_file.close()
+            continue
+        except OSError:
+            pass  # a file system without locks: they share it
+        return path, log_file
+    raise ZrtError("overloaded", f"{MOST_LOGS} clusters called {name} run here already")
 
 
 def _start(words: list[str], log_file: BinaryIO, ready_fd: int) -> "subprocess.Popen[bytes]":

@@ -159,7 +159,7 @@ Ctrl-C or Ctrl-D instead of a line leaves."""
 
 _DRAIN = """Take a block server out of service with nothing lost: its sessions move to another replica of its stage. Where there is none they
 may finish; what still runs when the time is up is parked, and goes on when a replica, a restart or `zrt undrain` comes. The block server
-keeps its weights."""
+keeps its weights. Ctrl-C ends this command, but not the drain: `zrt undrain` does."""
 _DOWN = """Bring the cluster down, and return when it is gone. No session is taken any more; those that are there may finish until the time
 is up. A second `zrt down` does not wait for them."""
 _TOP = """Watch the cluster in the terminal: processes, sessions, drains, events and throughput, live; cancel, drain, restart and chat by keys.

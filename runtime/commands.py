@@ -27,7 +27,7 @@ def _question(arguments: argparse.Namespace) -> "Question":
 
     prompt = arguments.prompt
     if (prompt is None) == (arguments.token_ids is None):
-        raise ZrtError("bad_config", "give either a text or --token-ids")
+        raise ZrtError("bad_config", "give a text or --token-ids, and not both")
     if arguments.logprobs is not None and not arguments.json:
         raise ZrtError("bad_config", "--logprobs goes with --json")
     if prompt == "-":

@@ -88,11 +88,16 @@ class Pipeline:
 
     def unready(self) -> str:
         """Why it is not ready, in words: the stages that have no ready replica. Empty when it is."""
-        lacking = [
-            str(stage)
-            for stage in range(self.num_stages)
-            if not any(entry.routable for entry in self._seating.holders(stage))
-        ]
+        lacking = []
+        for stage in range(self.num_stages):
+            holders = self._seating.holders(stage)
+            if not any(entry.routable for entry in holders):
+                out = [
+                    f"{entry.address.name} is {entry.state}"
+                    for entry in holders
+                    if entry.state in ("draining", "drained")
+                ]
+                lacking.append(f"{stage} ({', '.join(out)})" if out else str(stage))
         return f"no replica is ready of stage {', '.join(lacking)}" if lacking else ""
 
     def fault(self) -> str:

@@ -61,7 +61,7 @@ def taken_by_ours(listen: str) -> ZrtError | None:
     return ZrtError(
         "bad_config",
         f"the cluster {holder.name} already runs at {holder.endpoint} (`zrt status{which}`): `zrt down{which}` ends it, "
-        "or listen on another port (port 0 picks a free one)",
+        "or --listen on another port (port 0 picks a free one)",
     )
 
 

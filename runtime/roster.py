@@ -201,12 +201,14 @@ class Roster:
         return entry
 
     def block_server(self, name: str) -> Entry:
-        """ZrtError bad_request: there is none of this name."""
+        """ZrtError bad_request: there is none of this name; warming_up: its process is being started."""
         entry = self._entries.get(name)
         if entry is None or entry.kind != "block_server":
             names = ", ".join(sorted(entry.address.name for entry in self.of_kind("block_server"))) or "none"
             if name in self._lost:
                 raise ZrtError("bad_request", self._lost[name])
+            if entry is None and name in self._names:
+                raise ZrtError("warming_up", f"{name} is being started, and serves once it has loaded")
             raise ZrtError("bad_request", f"there is no block server called {name}; there are: {names}")
         return entry
 

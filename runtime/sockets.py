@@ -205,7 +205,7 @@ def _not_made(error: zmq.ZMQError) -> ZrtError:
 
 def _not_bound(listen: str, error: zmq.ZMQError) -> ZrtError:
     if error.errno == errno.EADDRINUSE:
-        text = f"{listen} is taken by another process: end it, or listen on another port (port 0 picks a free one)"
+        text = f"{listen} is taken by another process: end it, or --listen on another port (port 0 picks a free one)"
     elif error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
         text = f"{listen} is not an address of this machine: listen on one of its own, or on 127.0.0.1"
     else:

@@ -174,7 +174,7 @@ class Drain(Request):
 
 class Undrain(Request):
     """Let a draining or drained block server serve again; answered by `ok`. One that lost a part and loads anew serves when it has loaded.
-    Errors: bad_request (there is none of this name, or it is neither).
+    Errors: bad_request (there is none of this name, or it is neither), warming_up (its process is being started: it is not drained).
     """
 
     name: str
@@ -182,7 +182,8 @@ class Undrain(Request):
 
 class Restart(Request):
     """Have `zrt up` kill a block server or layer worker and start it again; its sessions take another route, or wait. Answered by `ok` when it
-    was killed. Errors: bad_request (none has this name, or `zrt up` did not start it), unsupported (there is no `zrt up`)."""
+    was killed. Errors: bad_request (none has this name, or `zrt up` did not start it), warming_up (it is being started), unsupported (there is no
+    `zrt up`)."""
 
     name: str
 

@@ -248,6 +248,9 @@ def test_a_detached_cluster_outlives_its_command(cluster: Running, model: Path, 
     assert said[-1] == f"zrt: second runs on at {ready[1]}; its log is {log}"
     written = log.open()
     lines = written.read().splitlines()
+    also = cluster.zrt("up", str(file), "--detach", "--listen", "tcp://127.0.0.1:0")
+    assert also.stderr.endswith(f"its log is {cluster.home / 'run' / 'second-2.log'}\n")
+    assert cluster.zrt("down").returncode == 0
     log.unlink()  # the next one's has lines of its own
     if form == "json":
         assert {json.loads(line)["actor"] for line in lines} == {"up", "coordinator", "stage0"}
@@ -268,7 +271,7 @@ def test_a_second_cluster_at_the_same_place_is_told_whose_it_is(cluster: Running
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"zrt: bad_config: the cluster test already runs at {cluster.endpoint} (`zrt status`): `zrt down` ends it, "
-        "or listen on another port (port 0 picks a free one)\n"
+        "or --listen on another port (port 0 picks a free one)\n"
     )
 
 

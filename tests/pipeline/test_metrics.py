@@ -41,7 +41,7 @@ async def test_a_cluster_tells_its_metrics_and_its_health(make_model: Callable[.
         assert f"zrt_inter_token_seconds_count {len(ids) - 1}.0" in text
         assert await get(cluster, "/healthz?x=1") == (200, "ready\n")
         await cluster.client.drain("stage1", timeout=0)
-        assert await get(cluster, "/healthz") == (503, "no replica is ready of stage 1\n")
+        assert await get(cluster, "/healthz") == (503, "no replica is ready of stage 1 (stage1 is drained)\n")
         assert 'zrt_drains_total{state="drained"} 1.0' in (await get(cluster, "/metrics"))[1]
         await cluster.client.undrain("stage1")
         assert (await get(cluster, "/healthz"))[0] == 200

@@ -526,8 +526,19 @@ def test_a_drained_replica_keeps_its_seat_and_comes_back() -> None:
     assert "spare0" not in places(roster)
     assert roster.pipeline.route() is None
     assert roster.pipeline.stage_lost() is None
+    assert roster.pipeline.unready() == "no replica is ready of stage 0 (stage0 is drained)"
     roster.undrain("stage0")
     assert roster.pipeline.ready
+    assert roster.pipeline.unready() == ""
+
+
+def test_one_that_is_being_started_is_not_unknown() -> None:
+    roster = make_roster()
+    make_ready(roster, "stage0")
+    for asked in (roster.drain, roster.undrain):
+        with pytest.raises(ZrtError, match=r"stage1\.0 is being started") as raised:
+            asked("stage1.0")
+        assert raised.value.kind == "warming_up"
 
 
 @pytest.mark.parametrize(("ready", "pages"), [(["stage0"], (4, 4)), (["stage0", "stage1.0", "stage1.1"], (4, 4))])
