@@ -16,10 +16,11 @@ from loads import load, undisturbed
 from peers import until
 
 from zrt.actors import drains
+from zrt.actors.block_server import BlockServer
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Down, Drained
-from zrt.runtime.messages.control import LoadProgress, StateChanged
+from zrt.runtime.messages.control import Assignment, LoadProgress, StateChanged
 from zrt.runtime.outbox import Frames
 
 TWO: list[str | None] = ["0-1", "2-3"]
@@ -183,6 +184,14 @@ async def test_an_undrain_ends_a_drain(folder: Path) -> None:
         assert len((await made.over())[0]) == LENGTH
 
 
+async def drained_and_held(cluster: Local) -> tuple[BlockServer, Assignment, Event, "asyncio.Task[bool]"]:
+    """A block server that is drained, what it holds, and its lane, which is held until the event is set."""
+    await cluster.client.drain("stage1")
+    server, free = cluster.server("stage1"), Event()
+    assert server.blocks.assignment is not None
+    return server, server.blocks.assignment, free, asyncio.create_task(server.turns.lane.run(free.wait, 20))
+
+
 @pytest.mark.parametrize("hears", ["loading", "drained"])
 async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
     hears: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,20 +199,17 @@ async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
     """A drained block server loads anew: the coordinator takes it for drained when it loads already, or for loading when it has loaded."""
     async with local_cluster(folder, TWO) as cluster:
         wanted = await cluster.greedy([5, 17, 99], 8)
-        await cluster.client.drain("stage1")
-        server = cluster.server("stage1")
-        assert server.blocks.assignment is not None
-        report, ready, held, free = server._report, server._ready, list[StateChanged | LoadProgress](), Event()
+        server, assignment, free, lane = await drained_and_held(cluster)
+        report, ready, held = server._report, server._ready, list[StateChanged | LoadProgress]()
 
         def arrive() -> Engine:
             while held:
                 report(held.pop(0))
             return ready()
 
-        lane = asyncio.create_task(server.turns.lane.run(free.wait, 20))
         if hears == "loading":
             monkeypatch.setattr(server, "_report", held.append)
-        server._begin(server.blocks.assignment)
+        server._begin(assignment)
         if hears == "drained":
             await server.catch_up()
             monkeypatch.setattr(server, "_report", held.append)
@@ -226,14 +232,10 @@ async def test_what_was_said_before_an_undrain_may_come_after_its_answer(
     """A block server speaks over one connection and answers over another: that it is drained comes last, of all that it sends."""
     async with local_cluster(folder, TWO) as cluster:
         wanted = await cluster.greedy([5, 17, 99], 8)
-        await cluster.client.drain("stage1")
-        server = cluster.server("stage1")
-        assert server.blocks.assignment is not None
-        free, held = Event(), list[Frames]()
-        lane = asyncio.create_task(server.turns.lane.run(free.wait, 20))
-        server._begin(server.blocks.assignment)
+        server, assignment, free, lane = await drained_and_held(cluster)
+        server._begin(assignment)
         await server.catch_up()
-        send = server._joined.send
+        send, held = server._joined.send, list[Frames]()
         monkeypatch.setattr(server._joined, "send", held.append)
         free.set()
         assert await lane
