@@ -266,7 +266,10 @@ async def drain(endpoint: str | None, name: str, timeout: float) -> int:
         try:
             tell(await client.drain(name, timeout, progress=tell))
         except asyncio.CancelledError:
-            say(f"zrt: the drain of {name} goes on: `zrt status` shows how it gets on, `zrt undrain {name}` ends it")
+            if said:
+                say(
+                    f"zrt: the drain of {name} goes on: `zrt status` shows how it gets on, `zrt undrain {name}` ends it"
+                )
             raise
     return 0
 

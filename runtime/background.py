@@ -22,6 +22,7 @@ READY_S: Final = 1800.0
 LOOK_MS: Final = 200
 """How often its log is looked at until then."""
 MOST_LOGS: Final = 64
+"""Clusters of one name that may run at once: each has a log."""
 
 
 def detach(name: str, words: list[str]) -> int:

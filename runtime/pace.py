@@ -3,7 +3,8 @@
 from typing import Final
 
 STRETCH: Final = 2.5
-"""A turn with a prompt chunk may take so many times as long as one without."""
+"""A turn with a prompt chunk may take so many times as long as one without. The cost of a token grows along a prompt, faster than it is learnt: the
+longest turns take 3 to 4 times as long."""
 LEAST: Final = 16
 """Prompt tokens a turn on a CPU may always carry: a prompt must get on, and fewer rows cost hardly less."""
 LEAST_ON_GPU: Final = 512

@@ -74,16 +74,6 @@ def test_drain_and_undrain(tiny: Path, tmp_path: Path) -> None:
     with running(conf(tiny, tmp_path, 2, model_context=60000), home=tmp_path) as cluster:
         wanted = cluster.zrt(*GREEDY, "--max-tokens", str(TOKENS)).stdout
         with answering(cluster, TOKENS) as (process, first):
-            left = start_zrt("drain", "stage1", home=cluster.home)
-            assert left.stderr.readline() == "zrt: stage1 is draining: 1 left\n"
-            left.send_signal(signal.SIGINT)
-            _, said = left.communicate(timeout=20)
-            goes_on = (
-                "zrt: the drain of stage1 goes on: `zrt status` shows how it gets on, `zrt undrain stage1` ends it"
-            )
-            assert (left.returncode, said.splitlines()[-2:]) == (1, [goes_on, "zrt: interrupted"])
-            assert "draining" in cluster.zrt("status").stdout
-            assert cluster.zrt("undrain", "stage1").returncode == 0
             drain = cluster.zrt("drain", "stage1", "--timeout", "0")
             assert (drain.returncode, drain.stdout) == (0, ""), drain.stderr
             assert drain.stderr.splitlines()[-1] == "zrt: stage1 is drained: 1 parked"
@@ -99,6 +89,16 @@ def test_drain_and_undrain(tiny: Path, tmp_path: Path) -> None:
         assert process.returncode == 0, said
         assert first + rest == wanted
         with answering(cluster, ENDLESS) as (process, _):
+            left = start_zrt("drain", "stage1", home=cluster.home)
+            assert left.stderr.readline() == "zrt: stage1 is draining: 1 left\n"
+            left.send_signal(signal.SIGINT)
+            _, said = left.communicate(timeout=20)
+            goes_on = (
+                "zrt: the drain of stage1 goes on: `zrt status` shows how it gets on, `zrt undrain stage1` ends it"
+            )
+            assert (left.returncode, said.splitlines()[-2:]) == (1, [goes_on, "zrt: interrupted"])
+            assert "draining" in cluster.zrt("status").stdout
+            assert cluster.zrt("undrain", "stage1").returncode == 0
             cluster.process.send_signal(signal.SIGINT)
             assert "sessions may go on for 5 s" in _line(cluster, "Ctrl-C again")
             assert cluster.zrt(*GREEDY).stderr.startswith("zrt: draining: ")
