@@ -163,8 +163,8 @@ class BlockServer(Member):
             self._loads_to = "ready"
         else:
             self._ready()
-            self._set_state(message.state)
-        await self.catch_up()  # who hears the answer has heard of this state, and of none before it any more
+            self.state = message.state
+        await self.catch_up()  # what it was before must not be heard after the answer, as if it were so again
         return Done()
 
     def _begin(self, assignment: Assignment, lost: ZrtError | None = None) -> None:

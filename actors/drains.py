@@ -74,7 +74,7 @@ class Drains:
 
     async def undrain(self, name: str) -> None:
         """Let it serve again, once it has loaded if it lost a part. ZrtError bad_request: it is not drained; what keeps it from hearing so."""
-        await self._set_state(self._roster.undrain(name).address, "ready")
+        await self._let_serve(self._roster.undrain(name).address)
         self._generations.happened.add("drain", name, "is undrained")
         self._changed()
 
@@ -131,9 +131,20 @@ class Drains:
         entry = self._roster.find(address.name)
         if entry is not None and entry.address == address and entry.state in ("draining", "drained"):
             entry.state = "ready"
-            with suppress(ZrtError):  # it may be why the drain failed
-                self._actor.tell(address, SetState("ready"))
             self._changed()
+            with suppress(ZrtError):  # the coordinator stops
+                self._actor.spawn(self._reversed(address), f"undrain {address.name}")
+
+    async def _reversed(self, address: Address) -> None:
+        with suppress(ZrtError):  # it may be why the drain failed
+            await self._let_serve(address)
+            self._changed()
+
+    async def _let_serve(self, address: Address) -> None:
+        await self._set_state(address, "ready")
+        entry = self._roster.find(address.name)
+        if entry is not None and entry.address == address and entry.state == "drained":
+            entry.state = "ready"  # that it is drained it said before it heard this
 
     async def _set_state(self, address: Address, state: Serving) -> None:
         await self._actor.ask(address, SetState(state), timeout=STATE_DEADLINE_S)

@@ -172,17 +172,14 @@ class Registry:
     def _on_state(self, envelope: Envelope) -> None:
         message = envelope.body
         assert isinstance(message, StateChanged)
-        sender = _sender(envelope)
-        before = self._roster.known(sender).state
-        entry = self._roster.state_changed(sender, message)
+        entry = self._roster.state_changed(_sender(envelope), message)
         fault = message.fault
-        if entry.state != before or message.state == "loading":  # it loads what it was given, or anew: both are news
-            self._happened.add(
-                "state",
-                entry.address.name,
-                f"is {message.state}" + (f": {fault.message}" if fault else ""),
-                fault.kind if fault else "",
-            )
+        self._happened.add(
+            "state",
+            entry.address.name,
+            f"is {message.state}" + (f": {fault.message}" if fault else ""),
+            fault.kind if fault else "",
+        )
         if message.state == "loading":  # what it held of sessions is gone
             why = fault.message if fault else f"{entry.address.name} loads its blocks anew"
             self._generations.moves.peer_lost(entry.address, why)
