@@ -8,6 +8,7 @@ from pathlib import Path
 from zrt.runtime.capacity import BLOCK_SERVER_BYTES
 from zrt.runtime.compute.config_json import parse_config
 from zrt.runtime.compute.device_memory import device_memory
+from zrt.runtime.compute.engine import given_back
 from zrt.runtime.compute.held_layers import HeldLayers, runs_of
 from zrt.runtime.compute.layer_time import layer_time
 from zrt.runtime.compute.spec import spec_from_config
@@ -67,7 +68,7 @@ class AssignedLayers:
             self._measured[model] = layer_time(spec, DTYPES[message.dtype], self._device)
         self._prepared = message
         return LayersPrepared(
-            free + (self.held.nbytes if self.held is not None else 0),
+            free + given_back(self.held.engines if self.held is not None else (), self._device),
             total,
             max(1, self._memory_bytes - BLOCK_SERVER_BYTES) if self._memory_bytes else 0,
             self._measured[model],

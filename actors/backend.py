@@ -1,8 +1,10 @@
 """Who runs a block server's turns: its own lane alone, or its lane together with TP ranks (rank_group.py)."""
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Protocol
+
+import torch
 
 from zrt.runtime.compute.engine import Engine, Holding
 from zrt.runtime.compute.turn import Passing, TurnResult, Work
@@ -50,7 +52,12 @@ class LocalBackend:
         except ZrtError:
             raise
         except Exception:
-            if not await self._lane.run(self.engine.device_lives):
-                log.critical("the device %s does nothing any more: only a new process helps", self.engine.shard.device)
-                leave(LOST_DEVICE_STATUS)  # others may wait for what it was to hand over
+            await leave_if_lost(self._lane, self.engine.shard.device, self.engine.device_lives)
             raise
+
+
+async def leave_if_lost(lane: Lane, device: torch.device, lives: Callable[[], bool]) -> None:
+    """After something failed that nobody foresaw: end this process where its device does nothing any more. Others may wait for it."""
+    if not await lane.run(lives):
+        log.critical("the device %s does nothing any more: only a new process helps", device)
+        leave(LOST_DEVICE_STATUS)

@@ -10,14 +10,16 @@ import logging
 import platform
 import time
 from collections.abc import Hashable
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Final, get_args
 
 import torch
 
 from zrt.actors.assigned_layers import AssignedLayers, layer_of
+from zrt.actors.backend import leave_if_lost
 from zrt.runtime.actor import Bare, Envelope, Reply
+from zrt.runtime.compute.device_memory import device_lives
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
@@ -47,6 +49,7 @@ from zrt.runtime.messages.layers import (
     WorkerInfo,
     layer_name,
 )
+from zrt.runtime.release import release
 from zrt.runtime.tensors import RAW, Rows, as_dtype, to_bytes
 from zrt.runtime.wire import decode_layers, encode_layers
 
@@ -152,6 +155,7 @@ class LayerWorker(Member):
             return _error(error)
         except Exception as error:
             log.exception("%s: %s failed", self.name, type(message).__name__)
+            await leave_if_lost(self._lane, self._device, partial(device_lives, self._device))
             return _error(ZrtError("internal", f"{type(message).__name__} failed: {type(error).__name__}: {error}"))
 
     # ---- the lane's ---------------------------------------------------------------------------------------------
@@ -239,7 +243,7 @@ class LayerWorker(Member):
     def _info(self) -> WorkerInfo:
         held = self._assigned.held
         return WorkerInfo(
-            version("zrt"),
+            release(),
             RAW_DTYPES[RAW.index(held.dtype)] if held is not None else "",
             platform.system().lower(),
             platform.machine(),

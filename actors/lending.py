@@ -20,7 +20,7 @@ from zrt.actors.lent_layers import LentLayers, OwnRun, Progress, cut
 from zrt.actors.lent_worker import LentWorker
 from zrt.runtime.capacity import BLOCK_SERVER_BYTES, in_words
 from zrt.runtime.compute.device_memory import device_memory
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.engine import Engine, given_back
 from zrt.runtime.compute.layer_time import layer_time
 from zrt.runtime.compute.layout import ends_bytes
 from zrt.runtime.compute.loading import load_engine
@@ -308,7 +308,7 @@ class Lending:
         free, total = await self._lane.run(device_memory, self._device)
         ends = ends_bytes(model.spec, given.first == 0, given.last == given.num_blocks - 1, given.dtype)
         turn = model.turn_bytes
-        held = sum(engine.shard.nbytes for engine in self._kept.values())
+        held = given_back(self._kept.values(), self._device)
         if self._device == "cpu":
             room = (free + held) // crowd[here]
             if self._actor.memory_bytes:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from zrt.actors.backend import LocalBackend
 from zrt.actors.layer_setup import LentModel, set_up
 from zrt.actors.lent_run import LentRun, Numbers
 from zrt.actors.lent_worker import STEP_S, LentWorker
@@ -87,7 +88,7 @@ class LentLayers:
         self._actor = actor
         self._lane = lane
         self._lost = lost
-        self._runs: list[Engine | LentRun] = []
+        self._runs: list[LocalBackend | LentRun] = []
         self._workers: dict[str, LentWorker] = {}
         self._turns = asyncio.Lock()
         self._numbers = Numbers()
@@ -131,7 +132,7 @@ class LentLayers:
                 table = _table([*kept.values(), *self.own.values()], run.device(device))
                 engine = await self._lane.run(_read, model, run, device, table, tick, cancelled)
             self.own[run] = engine
-            self._runs.append(engine)
+            self._runs.append(LocalBackend(self._lane, engine))
             done += sizes[run]
             tick(0)
         own = list(self.own.values())
@@ -209,10 +210,7 @@ class LentLayers:
                 self._check()
                 if run is not self._runs[-1]:  # what is picked is picked at the end
                     part = [replace(work, sampler=None, logits=False) for work in part]
-                if isinstance(run, Engine):
-                    result = await self._lane.run(run.turn, part, threads)
-                else:
-                    result = await self._hop(run, part)
+                result = await (self._hop(run, part) if isinstance(run, LentRun) else run.turn(part, threads))
                 output = result.output
                 for index, outcome in zip(going, result.outcomes, strict=True):
                     outcomes[index] = outcome
@@ -303,6 +301,7 @@ def _read(
         context=given.context,
         sessions=given.sessions,
         device=device,
+        gpu_memory=given.gpu_memory,
         ends=(run.embedding, run.head),
         table=table,
         progress=progress,

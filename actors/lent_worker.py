@@ -1,7 +1,6 @@
 """A layer worker as its master sees it: who it is, what it has and does, and questions with one answer each."""
 
 import time
-from importlib.metadata import version
 from typing import Final, TypeVar
 
 from zrt.actors.hop_times import HopTimes
@@ -18,6 +17,7 @@ from zrt.runtime.messages.layers import (
     WorkerInfo,
 )
 from zrt.runtime.messages.lending import WorkerLoad
+from zrt.runtime.release import release
 
 HELLO_S: Final = 5.0
 CHUNK_S: Final = 60.0
@@ -53,8 +53,8 @@ class LentWorker:
         info = await self.ask(Hello(), WorkerInfo, HELLO_S)
         self._load.latency_us = int((time.perf_counter() - started) * 1e6)
         info.latency = self._load.latency_us // 1000
-        if info.version != version("zrt"):
-            raise self.failure(f"it runs zrt {info.version}, this process {version('zrt')}")
+        if info.version != release():
+            raise self.failure(f"it runs zrt {info.version}, this process {release()}")
         self.has = await self.ask(prepare, LayersPrepared, CHUNK_S)
         self._load.device, self._load.layer_us = self.has.device, self.has.layer_us
         self._load.free_mb, self._load.total_mb = self.has.free_bytes >> 20, self.has.total_bytes >> 20

@@ -188,9 +188,9 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help="show the version and exit")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
+        from zrt.runtime.release import release
 
-        print(f"zrt {version('zrt')}")
+        print(f"zrt {release()}")
         parser.exit()
 
 

@@ -49,13 +49,13 @@ class Local:
     workers: dict[str, LayerWorker]
     cache: Path
 
-    async def join_worker(self, name: str, memory: int = 0) -> LayerWorker:
+    async def join_worker(self, name: str, memory: int = 0, device: str = "cpu") -> LayerWorker:
         """Start a layer worker. All have one cache, as if they were one after the other on one machine."""
         worker = LayerWorker(
             name,
             join=self.coordinator.endpoint,
             cache=self.cache,
-            device="cpu",
+            device=device,
             threads=1,
             listen="tcp://127.0.0.1:0",
             memory_bytes=memory,
@@ -203,6 +203,7 @@ async def local_cluster(
     stages: Sequence[str | None],
     *,
     workers: Mapping[str, int] | None = None,
+    worker_device: str = "cpu",
     waits: bool = True,
     **settings: object,
 ) -> AsyncIterator[Local]:
@@ -217,7 +218,7 @@ async def local_cluster(
         cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = Local(coordinator, [], client, stack, {}, cache)
         for name, memory in (workers or {}).items():
-            await (await cluster.join_worker(name, memory)).there()
+            await (await cluster.join_worker(name, memory, worker_device)).there()
         for stage, stage_conf in enumerate(conf.stages):
             for replica in range(stage_conf.replicas):
                 name = seat_name(stage, replica, stage_conf.replicas)
@@ -226,7 +227,7 @@ async def local_cluster(
             await cluster.join(name, conf.spares.memory or 0)
         if waits:
             for worker in conf.workers:
-                await cluster.join_worker(worker.name)
+                await cluster.join_worker(worker.name, device=worker_device)
             await cluster.loaded()
         yield cluster
 

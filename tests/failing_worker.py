@@ -1,4 +1,6 @@
-"""A layer worker's process that sends itself a signal in the midst of something. Words: ENDPOINT NAME CACHE PHASE SIGNAL.
+"""A layer worker's process that sends itself a signal in the midst of something. Words: ENDPOINT NAME CACHE PHASE SIGNAL [DEVICE].
+
+In place of a signal: LOST_DEVICE, and its GPU does nothing more for it.
 
 Phases: assignment, push (the second piece of a layer came, and is not written), load, prefill, decode (the fifth token).
 """
@@ -7,6 +9,8 @@ import os
 import signal
 import sys
 from pathlib import Path
+
+import torch
 
 from zrt.actors.layer_worker import LayerWorker
 from zrt.runtime.lifeline import hold
@@ -17,16 +21,19 @@ COUNTS = {"assignment": 1, "push": 2, "load": 1, "prefill": 1, "decode": 5}
 
 
 class Failing(LayerWorker):
-    def __init__(self, name: str, join: str, cache: Path, phase: str, number: int) -> None:
-        super().__init__(name, join=join, cache=cache, device="cpu", threads=1, listen="tcp://127.0.0.1:0")
+    def __init__(self, name: str, join: str, cache: Path, phase: str, fault: str, device: str = "cpu") -> None:
+        super().__init__(name, join=join, cache=cache, device=device, threads=1, listen="tcp://127.0.0.1:0")
         self._phase = phase
-        self._signal = number
+        self._fault = fault
         self._left = COUNTS[phase]
 
     def _work(self, message: LayerTraffic, *rest: object) -> LayerTraffic:
         self._left -= phase_of(message) == self._phase
         if self._left == 0:
-            os.kill(os.getpid(), self._signal)
+            if self._fault == "LOST_DEVICE":
+                lose_device(self._device)
+            else:
+                os.kill(os.getpid(), signal.Signals[self._fault])
         return super()._work(message, *rest)  # type: ignore[arg-type]
 
 
@@ -43,9 +50,11 @@ def phase_of(message: LayerTraffic) -> str:
     return ""
 
 
+def lose_device(device: torch.device) -> None:
+    """A kernel reads what is not there, and asserts."""
+    torch.zeros(1, device=device)[torch.tensor([1 << 20], device=device)]
+
+
 if __name__ == "__main__":
-    endpoint, name, cache, phase, number = sys.argv[1:]
-    run_actor(
-        lambda: Failing(name, endpoint, Path(cache), phase, signal.Signals[number]),
-        hold(),
-    )
+    endpoint, name, cache, *how = sys.argv[1:]
+    run_actor(lambda: Failing(name, endpoint, Path(cache), *how), hold())

@@ -23,6 +23,16 @@ def device_memory(device: torch.device | str) -> tuple[int, int]:
     return free, total
 
 
+def device_lives(device: torch.device) -> bool:
+    """Whether it still does what it is told, once it has done that: after some errors a GPU does nothing more for this process."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
+
+
 def out_of_memory(error: BaseException) -> ZrtError | None:
     """insufficient_memory or insufficient_vram, where that is what an exception of whatever kind says."""
     if isinstance(error, torch.OutOfMemoryError):

@@ -4,7 +4,7 @@ The lane owns the engine, so the decoder and the KV cache are never touched by t
 """
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
+from zrt.runtime.compute.device_memory import device_lives
 from zrt.runtime.compute.handover import Expecting, HandedRows, Rows, joined
 from zrt.runtime.compute.pages import PoolStats
 from zrt.runtime.compute.picking import Picking
@@ -64,6 +65,12 @@ class Holding:
     def stats(self) -> PoolStats:
         return self.cache.stats()
 
+    @property
+    def nbytes(self) -> int:
+        """Weights and KV pages that are not free."""
+        pool = self.stats()
+        return self.shard.nbytes + (pool.used + pool.cached) * pool.page_bytes
+
 
 class Engine(Holding):
     """Shard, KV cache and sampler of one block server."""
@@ -82,14 +89,9 @@ class Engine(Holding):
         return self.shard.device.type == "cuda" and self.shard.group is None
 
     def device_lives(self) -> bool:
-        """Whether the device still does what it is told: after some errors it does nothing more for this process."""
+        """As device_memory.device_lives."""
         self.expecting.stop()
-        try:
-            if self.shard.device.type == "cuda":
-                torch.cuda.synchronize(self.shard.device)
-        except RuntimeError:
-            return False
-        return True
+        return device_lives(self.shard.device)
 
     def open(self, key: Hashable, length: int, names: Sequence[int] = (), prompt: int = 0) -> int:
         """Make room for a session whose history has `length` tokens, in pages of these names; how many of them are held already.
@@ -287,6 +289,13 @@ class Engine(Holding):
         if len(rows) == len(asking):
             return pick(logits, samplers, positions, self._decoder.best, drawn=self._draws)
         return pick(logits[rows], samplers, positions)
+
+
+def given_back(engines: Iterable[Holding], device: str) -> int:
+    """Bytes of a device that are free once these engines, all that this process has there, are dropped. A GPU's KV pools are taken whole; those
+    of the CPU as far as they have been written to."""
+    place = torch.device(device)
+    return torch.cuda.memory_reserved(place) if place.type == "cuda" else sum(engine.nbytes for engine in engines)
 
 
 def _never_came() -> ZrtError:

@@ -3,7 +3,7 @@
 Layers that are held together are one engine with one KV cache, and run as one. What runs them is all or nothing: if a step cannot run, none does.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from zrt.runtime.compute.spec import ModelSpec
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weights import Source
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.layer_plan import CUDA_SHARE
 
 Blocks = tuple[int, int]
 """First and last of a contiguous run, inclusive, global."""
@@ -84,6 +85,7 @@ class HeldLayers:
                     sessions=sessions,
                     device=device,
                     ends=(False, False),
+                    gpu_memory=1 - CUDA_SHARE,  # what plans leave alone, whatever a block server may take
                 )
                 for run in runs
             }
@@ -122,11 +124,8 @@ class HeldLayers:
             engine.close_all()
 
     @property
-    def nbytes(self) -> int:
-        """Weights and KV pages that are not free."""
-        pools = [engine.stats() for engine in self._engines.values()]
-        weights = sum(engine.shard.nbytes for engine in self._engines.values())
-        return weights + sum((pool.used + pool.cached) * pool.page_bytes for pool in pools)
+    def engines(self) -> Collection[Engine]:
+        return self._engines.values()
 
     def run(self, chain: Sequence[Engine], works: Sequence[Work]) -> Ran:
         """Run the steps through a chain of engines, their rows [n, hidden] one after the other."""
