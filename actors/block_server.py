@@ -15,6 +15,9 @@ tensors, KV and weights belong to the lane (compute/engine.py).
 
 import logging
 from collections.abc import Sequence
+from functools import partial
+
+import torch
 
 from zrt.actors.assigned_blocks import AssignedBlocks
 from zrt.actors.bare_sessions import BareSessions, BareStep
@@ -22,6 +25,7 @@ from zrt.actors.handovers import Handovers
 from zrt.actors.routed_sessions import RoutedSessions
 from zrt.actors.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor import Envelope
+from zrt.runtime.compute.device_memory import device_lives
 from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.turn import Passing, Work
@@ -73,7 +77,12 @@ class BlockServer(Member):
         self._fault: Fault | None = None
         self._loads_to: ActorState = "ready"
         self.turns = TurnLoop(
-            f"{name}-{device}", threads, work=self._work, passing=self._passing, deliver=self._deliver
+            f"{name}-{device}",
+            threads,
+            lives=partial(device_lives, torch.device(device)),
+            work=self._work,
+            passing=self._passing,
+            deliver=self._deliver,
         )
         self._handovers = Handovers(self, self.turns.lane)
         self.blocks = AssignedBlocks(

@@ -17,7 +17,6 @@ from typing import Final, get_args
 import torch
 
 from zrt.actors.assigned_layers import AssignedLayers, layer_of
-from zrt.actors.backend import leave_if_lost
 from zrt.runtime.actor import Bare, Envelope, Reply
 from zrt.runtime.compute.device_memory import device_lives
 from zrt.runtime.compute.threads import configure_threads
@@ -82,7 +81,7 @@ class LayerWorker(Member):
         self._given = cluster
         self._device = torch.device(device)
         self._threads = threads
-        self._lane = Lane(f"{name}-{device}")
+        self._lane = Lane(f"{name}-{device}", partial(device_lives, self._device))
         self._assigned = AssignedLayers(cache, device, memory_bytes, self._moved)
         self._serves = ""
         self._rows = Rows()
@@ -155,7 +154,6 @@ class LayerWorker(Member):
             return _error(error)
         except Exception as error:
             log.exception("%s: %s failed", self.name, type(message).__name__)
-            await leave_if_lost(self._lane, self._device, partial(device_lives, self._device))
             return _error(ZrtError("internal", f"{type(message).__name__} failed: {type(error).__name__}: {error}"))
 
     # ---- the lane's ---------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from zrt.actors.backend import LocalBackend
 from zrt.actors.layer_setup import LentModel, set_up
 from zrt.actors.lent_run import LentRun, Numbers
 from zrt.actors.lent_worker import STEP_S, LentWorker
@@ -88,7 +87,7 @@ class LentLayers:
         self._actor = actor
         self._lane = lane
         self._lost = lost
-        self._runs: list[LocalBackend | LentRun] = []
+        self._runs: list[Engine | LentRun] = []
         self._workers: dict[str, LentWorker] = {}
         self._turns = asyncio.Lock()
         self._numbers = Numbers()
@@ -132,7 +131,7 @@ class LentLayers:
                 table = _table([*kept.values(), *self.own.values()], run.device(device))
                 engine = await self._lane.run(_read, model, run, device, table, tick, cancelled)
             self.own[run] = engine
-            self._runs.append(LocalBackend(self._lane, engine))
+            self._runs.append(engine)
             done += sizes[run]
             tick(0)
         own = list(self.own.values())
@@ -210,7 +209,10 @@ class LentLayers:
                 self._check()
                 if run is not self._runs[-1]:  # what is picked is picked at the end
                     part = [replace(work, sampler=None, logits=False) for work in part]
-                result = await (self._hop(run, part) if isinstance(run, LentRun) else run.turn(part, threads))
+                if isinstance(run, Engine):
+                    result = await self._lane.run(run.turn, part, threads)
+                else:
+                    result = await self._hop(run, part)
                 output = result.output
                 for index, outcome in zip(going, result.outcomes, strict=True):
                     outcomes[index] = outcome

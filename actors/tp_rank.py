@@ -7,12 +7,13 @@ The loop answers Ping, QueryVram and Shutdown, so that a rank is heard while it 
 import asyncio
 import logging
 from collections.abc import Hashable
+from functools import partial
 from typing import get_args
 
 import torch
 
 from zrt.runtime.actor import Actor, Bare, Envelope
-from zrt.runtime.compute.device_memory import device_memory, out_of_memory
+from zrt.runtime.compute.device_memory import device_lives, device_memory, out_of_memory
 from zrt.runtime.compute.rank import Rank
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.errors import ZrtError
@@ -43,7 +44,7 @@ class TpRank(Actor):
             raise ZrtError("bad_config", f"rank {rank} is not one of a group of {world}: 0 to {world - 1}")
         self._rank = Rank(rank, world, device)
         self._threads = threads
-        self._lane = Lane(f"{name}-{device}")
+        self._lane = Lane(f"{name}-{device}", partial(device_lives, self._rank.device))
         for kind in get_args(WorkerRequest):
             self.handle(kind, self._on_request)
         self.handle_bare(self._on_bare)

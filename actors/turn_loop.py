@@ -41,7 +41,7 @@ class Turn:
 
 class TurnLoop:
     """The queue of steps and the lane. `work` says how a waiting step is to be run, `passing` where a turn's results go while it runs (None:
-    nowhere), `deliver` gets each turn's results.
+    nowhere), `deliver` gets each turn's results. `lives` as the lane's.
 
     `threads` are those of a turn while one slot is at work, and so one stage at a time, and while several are, which keep all stages busy.
     The engine is the lane's: whatever touches it runs there, between turns.
@@ -52,13 +52,14 @@ class TurnLoop:
         name: str,
         threads: tuple[int, int],
         *,
+        lives: Callable[[], bool],
         work: Callable[[Holding, Waiting], Work],
         passing: Callable[[Sequence[Waiting]], Passing | None],
         deliver: Callable[[Turn], Awaitable[None]],
     ) -> None:
         self.tally = Load()
         self.backend: Backend | None = None
-        self.lane = Lane(name)
+        self.lane = Lane(name, lives)
         self.running: list[Waiting] = []
         """The steps of the turn that runs now."""
         self._work = work

@@ -1,18 +1,25 @@
 """The compute lane: one named thread that runs functions one at a time, awaited from the loop.
 
-The thread is a daemon, so that a function that never returns cannot keep a process that was told to end.
+The thread is a daemon, so that a function that never returns cannot keep a process that was told to end. A lane whose device is lost ends the
+process: whoever waits for it hears that at once, and whoever started it starts another.
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.process import leave
+
+log = logging.getLogger(__name__)
+
+LOST_DEVICE_STATUS: Final = 76
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -25,10 +32,14 @@ class _Work(NamedTuple):
 
 
 class Lane:
-    """Functions run in the order they were given. Not tied to a loop: each call is answered on the loop that made it."""
+    """Functions run in the order they were given. Not tied to a loop: each call is answered on the loop that made it.
 
-    def __init__(self, name: str) -> None:
+    After an error that nobody foresaw, one that is no ZrtError, `lives` is asked in the lane whether the device still does what it is told.
+    """
+
+    def __init__(self, name: str, lives: Callable[[], bool] = lambda: True) -> None:
         self.name = name
+        self._lives = lives
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
         self._closed = False
         self._busy_ns = 0
@@ -79,12 +90,18 @@ class Lane:
                     result, error = work.fn(), None
                 except BaseException as raised:  # whatever it is, it belongs to the caller, and the lane lives on
                     result, error = None, raised
+                    self._check(raised)
                 self._busy_ns += time.perf_counter_ns() - self._started_ns
                 self._started_ns = 0
                 _answer(work, result, error)
                 del result, error
             del work  # an idle lane keeps nothing alive
         self._end.set_result(None)
+
+    def _check(self, error: BaseException) -> None:
+        if not isinstance(error, ZrtError) and not self._lives():
+            log.critical("the device of %s does nothing any more, and only a new process helps: %s", self.name, error)
+            leave(LOST_DEVICE_STATUS)
 
 
 def _answer(work: _Work, result: Any, error: BaseException | None) -> None:

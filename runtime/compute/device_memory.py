@@ -1,5 +1,7 @@
 """The devices of this machine, and the memory of each: of the machine for the CPU, its own for a GPU."""
 
+from contextlib import suppress
+
 import torch
 
 from zrt.runtime.errors import ZrtError
@@ -24,13 +26,14 @@ def device_memory(device: torch.device | str) -> tuple[int, int]:
 
 
 def device_lives(device: torch.device) -> bool:
-    """Whether it still does what it is told, once it has done that: after some errors a GPU does nothing more for this process."""
-    try:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    except RuntimeError:
-        return False
-    return True
+    """Whether it still does what it is told: after some errors a GPU does nothing more for this process, and says so at every call."""
+    if device.type == "cpu":
+        return True
+    for ask in (lambda: torch.cuda.current_stream(device).query(), lambda: torch.cuda.synchronize(device)):
+        with suppress(RuntimeError):
+            ask()  # the second one, which waits, only where the first one fails: the device may wait for others
+            return True
+    return False
 
 
 def out_of_memory(error: BaseException) -> ZrtError | None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
-from zrt.runtime.compute.device_memory import device_lives
 from zrt.runtime.compute.handover import Expecting, HandedRows, Rows, joined
 from zrt.runtime.compute.pages import PoolStats
 from zrt.runtime.compute.picking import Picking
@@ -87,11 +86,6 @@ class Engine(Holding):
     @property
     def hands_over(self) -> bool:
         return self.shard.device.type == "cuda" and self.shard.group is None
-
-    def device_lives(self) -> bool:
-        """As device_memory.device_lives."""
-        self.expecting.stop()
-        return device_lives(self.shard.device)
 
     def open(self, key: Hashable, length: int, names: Sequence[int] = (), prompt: int = 0) -> int:
         """Make room for a session whose history has `length` tokens, in pages of these names; how many of them are held already.

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -15,7 +17,7 @@ from stalls import EmptyLoop, StallMeter
 
 from zrt.runtime.actor import Actor
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.lane import Lane
+from zrt.runtime.lane import LOST_DEVICE_STATUS, Lane
 from zrt.runtime.messages.control import Done, Shutdown
 
 STALL_MS = 50.0
@@ -211,3 +213,35 @@ async def test_what_raised_is_let_go_of_once_its_error_is(lane: Lane) -> None:
         assert left[0]() is None
     finally:
         gc.enable()
+
+
+LANE = """
+import asyncio, sys
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.lane import LOST_DEVICE_STATUS, Lane
+
+async def run(error):
+    lane = Lane("stage0-cuda:0", lambda: False)
+    try:
+        await lane.run(error)
+    except Exception as raised:
+        print(type(raised).__name__)
+
+def foreseen(): raise ZrtError("kv_full", "no page")
+def unforeseen(): raise RuntimeError("device-side assert")
+asyncio.run(run(globals()[sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        ("foreseen", 0, "ZrtError\n"),
+        ("unforeseen", LOST_DEVICE_STATUS, ""),
+    ],
+)
+def test_a_process_whose_device_is_lost_ends(error: str, status: int, said: str) -> None:
+    words = [sys.executable, "-c", LANE, error]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (ended.returncode, ended.stdout) == (status, said), ended.stderr
+    assert ("the device of stage0-cuda:0" in ended.stderr) == bool(status)

@@ -15,11 +15,11 @@ from running import free_port, start_zrt
 from tiny_models import reference
 
 from zrt.actors.assigned_layers import AssignedLayers
-from zrt.actors.backend import LOST_DEVICE_STATUS
 from zrt.runtime.compute.device_memory import device_memory
 from zrt.runtime.compute.held_layers import HeldLayers
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.weights import RandomCheckpoint
+from zrt.runtime.lane import LOST_DEVICE_STATUS
 from zrt.runtime.layer_plan import usable
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.layers import LayerAssignment, LayersPrepared, PrepareLayers, WorkerReady
@@ -120,11 +120,12 @@ async def test_a_worker_or_its_gpu_is_lost_and_no_token(model: Path, wanted: lis
 
 LOST_STAGE = f"""
 import asyncio, sys
+from functools import partial
 import torch
 sys.path.insert(0, {str(TESTS)!r})
 from failing_worker import lose_device
 from zrt.actors.backend import LocalBackend
-from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.device_memory import device_lives
 from zrt.runtime.compute.loading import read_engine
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.turn import Work
@@ -132,7 +133,7 @@ from zrt.runtime.compute.weights import RandomCheckpoint
 from zrt.runtime.lane import Lane
 
 async def run(folder):
-    spec, lane = read_spec(folder), Lane("lane")
+    spec, lane = read_spec(folder), Lane("lane", partial(device_lives, torch.device("{GPU}")))
     size = dict(dtype=torch.float32, kv_bytes=1 << 24, context=256, sessions=1, device="{GPU}")
     engine = await lane.run(lambda: read_engine(spec, RandomCheckpoint(spec), (1, 2), **size))
     backend = LocalBackend(lane, engine)
