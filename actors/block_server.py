@@ -145,19 +145,27 @@ class BlockServer(Member):
     def _free(self) -> None:
         """After the cluster's orderly end it may serve the next one there, with nothing of the last; unless it was started for that alone."""
         if self.goes_down and not self._given:
-            self.cluster, self.state = "", "blank"
-            self.blocks.assignment = None
-            self.turns.take_backend(None, 1)
-            self._handovers.serve(None, None)
-            self.routed.forget_all()
-            self.spawn(self.blocks.end(), "free")
+            self.cluster = ""
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Hold nothing."""
+        self.state, self._fault = "blank", None
+        self.blocks.assignment = None
+        self.turns.take_backend(None, 1)
+        self._handovers.serve(None, None)
+        self.routed.forget_all()
+        self.spawn(self.blocks.end(), "let go")
 
     # ---- assignment ---------------------------------------------------------------------------------------------
 
     def _on_assign(self, envelope: Envelope) -> Control:
         assert isinstance(envelope.body, Assign)
         assignment = envelope.body.assignment
-        if self.blocks.assignment is None or assignment.serial != self.blocks.assignment.serial:
+        if assignment is None:
+            log.info("%s: holds what the plan has no place for, and lets go of it", self.name)
+            self._let_go()
+        elif self.blocks.assignment is None or assignment.serial != self.blocks.assignment.serial:
             self.blocks.assign(assignment)
             self.state = "blank"
             self._begin(assignment)

@@ -107,7 +107,7 @@ class Registry:
         again = self._roster.find(header.sender)
         entry = self._roster.register(address, message, time.monotonic())
         if message.holds is not None and message.state in TAKEN_OVER:
-            self._roster.take_over(entry, message.holds, self._template)
+            self._roster.take_over(entry, message.holds, self._template, ready=message.state == "ready")
         if again is not None:
             # what it told us while its connection was broken is lost
             self._generations.moves.peer_lost(address, f"{address.name} was out of reach")
@@ -123,10 +123,12 @@ class Registry:
         return Registered(self._actor.incarnation, BEAT_MS, self._cluster)
 
     def _place(self) -> None:
-        """Give blank block servers what the plan lacks."""
+        """Give blank block servers what the plan lacks, and make those blank that hold what it does not need."""
         for entry in () if self.closed else self._roster.place():
             assignment = entry.assign(self._template, next(self._serials))
             self._actor.spawn(self._assign(entry.address, assignment), f"assign {entry.address.name}")
+        for entry in self._roster.surplus():
+            self._actor.spawn(self._assign(entry.address, None), f"free {entry.address.name}")
         self.changed()
 
     def changed(self) -> None:
@@ -148,7 +150,7 @@ class Registry:
             there, awaited = self._helping.of(entry.address.name, entry.seat, workers)
             self.tell(entry.address, Workers([workers[name] for name in there], awaited, list(gone)))
 
-    async def _assign(self, address: Address, assignment: Assignment) -> None:
+    async def _assign(self, address: Address, assignment: Assignment | None) -> None:
         try:
             self._workers_changed()  # before: a block server that lends looks for its workers at once
             await self._actor.ask(address, Assign(assignment), timeout=ASSIGN_DEADLINE_S)

@@ -14,6 +14,7 @@ from zrt.runtime.seats import Seat
 class Entry:
     """One registered process. Times are monotonic seconds, of the coordinator's clock.
 
+    `serial` is that of what a block server holds, or loads, 0: nothing; `given`: this coordinator gave it that, none before.
     `memory_bytes` is the most it may take, `room_bytes` what it could grow to as things are on its machine; 0: it did not say.
     """
 
@@ -29,6 +30,7 @@ class Entry:
     shares_cores: bool = False
     seat: Seat | None = None
     serial: int = 0
+    given: bool = False
     done_bytes: int = 0
     total_bytes: int = 0
     graphs: int = 0
@@ -81,7 +83,7 @@ class Entry:
         seat = self.seat
         if seat is None:
             raise ZrtError("internal", f"{self.address.name} has no seat")
-        self.serial = serial
+        self.serial, self.given = serial, True
         self.state = "loading"
         self.done_bytes = self.total_bytes = self.graphs = self.all_graphs = 0
         return Assignment(

@@ -72,17 +72,19 @@ class Roster:
         entry.memory_bytes, entry.room_bytes = message.memory_bytes, message.room_bytes
         entry.shares_cores = message.shares_cores
         if old is not None:
-            entry.seat, entry.serial, entry.load = old.seat, old.serial, old.load
+            entry.seat, entry.serial, entry.given, entry.load = old.seat, old.serial, old.given, old.load
             entry.beaten = old.beaten
         elif message.kind == "block_server":
             entry.state = "blank"  # what it holds is of an assignment that nobody remembers
+            entry.serial = message.holds.serial if message.holds is not None else 0
         self._entries[address.name] = entry
         self._lost.pop(address.name, None)
         self._seating.awaited.discard(address.name)
         return entry
 
-    def take_over(self, entry: Entry, holds: Assignment, template: Assignment) -> bool:
-        """Leave a process what an earlier coordinator gave it, if the plan has a free seat for just that; one of its own name, if it can be.
+    def take_over(self, entry: Entry, holds: Assignment, template: Assignment, *, ready: bool = False) -> bool:
+        """Leave a process what an earlier coordinator gave it, if the plan has a free seat for just that; one of its own name, if it can be. If it
+        is `ready`, one counts as free that this coordinator has given to another, who came first and still loads.
 
         It serves from there once it says how it is: what it still knows of the earlier coordinator's sessions is forgotten by then.
         """
@@ -90,17 +92,32 @@ class Roster:
         if entry.seat is not None or common != template:
             return False
         wanted = holds.first, holds.last, holds.tp, holds.lend, holds.helped
-        free = [
+        fresh = [other for other in self._entries.values() if ready and other.given and other.state == "loading"]
+        fits = [
             seat
-            for seat in self._seating.empty()
+            for seat in [*self._seating.empty(), *(other.seat for other in fresh if other.seat is not None)]
             if (seat.first, seat.last, seat.tp, list(seat.lend), seat.helped) == wanted
         ]
-        if not free:
+        if not fits:
             return False
-        entry.seat = next((seat for seat in free if seat.name == entry.address.name), free[0])
-        entry.serial = holds.serial
+        seat = next((seat for seat in fits if seat.name == entry.address.name), fits[0])
+        for other in fresh:
+            if other.seat == seat:
+                other.seat, other.state = None, "blank"
+        entry.seat, entry.serial, entry.given = seat, holds.serial, False
         entry.state = "loading"
         return True
+
+    def surplus(self) -> list[Entry]:
+        """Block servers that hold or load what the plan has no seat for, each once: they are to be told to let go of it."""
+        found = [
+            entry
+            for entry in self.of_kind("block_server")
+            if entry.seat is None and entry.serial and entry.state != "failed"
+        ]
+        for entry in found:
+            entry.serial, entry.given = 0, False
+        return found
 
     def known(self, address: Address) -> Entry:
         """ZrtError unknown_session unless this incarnation has registered: it should do so (again)."""

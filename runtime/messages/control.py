@@ -216,9 +216,9 @@ class Registered(Control):
 
 
 class Assign(Control):
-    """Hold these blocks. Answered by `Done` at once, then `LoadProgress` and `StateChanged` follow."""
+    """Hold these blocks. Answered by `Done` at once, then `LoadProgress` and `StateChanged` follow. None: hold nothing, as a spare does."""
 
-    assignment: Assignment
+    assignment: Assignment | None
 
 
 class Workers(Control):

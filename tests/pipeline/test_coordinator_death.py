@@ -10,15 +10,18 @@ import pytest_asyncio
 from clusters import Local, cluster_file, local_cluster, make_server, until_ready
 from peers import until
 
+from zrt.actors.backend import Backend
 from zrt.actors.coordinator import Coordinator
 from zrt.runtime.actor import Actor
 from zrt.runtime.client import Client, Stream
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.config import parse
+from zrt.runtime.entries import Entry
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Piece
-from zrt.runtime.messages.control import LoadProgress
+from zrt.runtime.messages.control import Address, Assignment, LoadProgress, Register
 from zrt.runtime.prompts import Prompts
+from zrt.runtime.roster import Roster
 
 TWO: list[str | None] = ["0-1", "2-3"]
 PROMPT = [5, 17, 99]
@@ -137,6 +140,54 @@ async def test_what_does_not_fit_the_new_plan_is_loaded_anew(cluster: Local) -> 
             await until_ready(client)
         assert all(server.turns.engine not in engines for server in cluster.servers)
         assert [server.blocks.assignment and server.blocks.assignment.last for server in cluster.servers] == [0, 3]
+    finally:
+        await new.stop()
+
+
+@pytest.mark.parametrize("when", ["while it loads", "when it has loaded"])
+async def test_who_held_a_stage_may_come_back_after_another_was_given_it(
+    cluster: Local, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another took stage 0, whose own process came back as a spare, and is first with the next coordinator. One of the two serves in the end, the
+    one that has the blocks sooner; the other lets go of what it has, and is the spare."""
+    wanted = await cluster.greedy(PROMPT, 20)
+    await cluster.lose("stage0")
+    holder = await cluster.join("other")
+    await until(lambda: holder.state == "ready")
+    first = await cluster.join("stage0")
+    await first.there()
+    held = holder.turns.engine
+    register, load = Roster.register, first.blocks.load
+
+    def in_order(roster: Roster, address: Address, message: Register, now: float) -> Entry:
+        entry = roster.find("stage0")
+        if address.name == "other" and (entry is None or entry.state not in late):
+            raise ZrtError("overloaded", "not yet")
+        return register(roster, address, message, now)
+
+    async def slowly(assignment: Assignment) -> Backend:
+        await until(lambda: first.blocks.assignment is not assignment)
+        return await load(assignment)
+
+    monkeypatch.setattr(Roster, "register", in_order)
+    late = ("ready",)
+    if when == "while it loads":
+        late = ("loading",)
+        monkeypatch.setattr(first.blocks, "load", slowly)
+    await die(cluster.coordinator)
+    new = await successor(cluster)
+    try:
+        serves, spare = (holder, first) if when == "while it loads" else (first, holder)
+        await until(lambda: serves.state == "ready" and spare.registered.is_set() and spare.state == "blank")
+        await until_ready(cluster.client)
+        assert spare.turns.engine is spare.blocks.assignment is None
+        assert (holder.turns.engine is held) == (serves is holder)
+        assert await cluster.greedy(PROMPT, 20) == wanted
+        monkeypatch.undo()
+        await until(lambda: (entry := new.roster.find(spare.name)) is not None and entry.blank)
+        await cluster.lose(serves.name)
+        assert await cluster.greedy(PROMPT, 20) == wanted
+        assert spare.state == "ready"
     finally:
         await new.stop()
 

@@ -253,6 +253,36 @@ def test_a_seat_is_taken_over_once() -> None:
     assert [entry.address.name for entry in roster.place()] == []
 
 
+@pytest.mark.parametrize(
+    ("state", "ready", "taken"), [("loading", True, True), ("loading", False, False), ("ready", True, False)]
+)
+def test_who_is_ready_goes_before_whoever_still_loads_what_it_was_just_given(
+    state: str, ready: bool, taken: bool
+) -> None:
+    roster = make_roster(plan=PLAN[:1])
+    loader = roster.known(join(roster, "stage0"))
+    roster.place()
+    loader.assign(TEMPLATE, 5)
+    loader.state = state  # type: ignore[assignment]
+    holder = roster.known(join(roster, "spare0", state="ready"))
+    holder.serial = 77
+    holds = replace(TEMPLATE, serial=77, first=0, last=14)
+    assert roster.take_over(holder, holds, TEMPLATE, ready=ready) is taken
+    assert roster.surplus() == [loader if taken else holder]
+    assert roster.surplus() == []
+    assert (loader.blank, holder.seat is not None) == (taken, taken)
+
+
+def test_what_an_earlier_coordinator_gave_is_nobodys_to_take_away() -> None:
+    roster = make_roster(plan=PLAN[:1])
+    holds = replace(TEMPLATE, serial=77, first=0, last=14)
+    first = roster.known(join(roster, "a"))
+    assert roster.take_over(first, holds, TEMPLATE, ready=True)
+    assert first.state == "loading"  # until it says how it is
+    assert not roster.take_over(roster.known(join(roster, "b")), holds, TEMPLATE, ready=True)
+    assert roster.surplus() == []
+
+
 def test_what_comes_too_late_is_counted() -> None:
     roster = make_roster()
     address = join(roster, "stage0")
