@@ -121,7 +121,9 @@ class Drains:
             text = "died while it was drained; what ran there goes on with another replica, or once one has loaded"
             raise ZrtError("stage_lost", f"{address.name} {text}")
         if entry.state == "loading":
-            raise ZrtError("stage_lost", f"{address.name} lost a part while it was drained, and loads anew")
+            raise ZrtError(
+                "stage_lost", f"{address.name} lost a part while it was being drained: it loads anew, and serves then"
+            )
         if entry.state != "draining":
             raise ZrtError("cancelled", f"{address.name} was undrained")
         return entry

@@ -67,6 +67,9 @@ class Lending:
         self._down: dict[str, float] = {}
         self._refused: dict[Address, str] = {}
         self._seen: set[Address] = set()
+        """Those that the last plan was made with."""
+        self._roomless: set[Address] = set()
+        """Those that had no room for a block when they were looked at."""
         self._plan = LayerPlan(())
         self._kept: dict[OwnRun, Engine] = {}
         self._given: Assignment | None = None
@@ -206,6 +209,7 @@ class Lending:
         """The next load is of another assignment."""
         self._kept.clear()
         self._refused.clear()
+        self._roomless.clear()
         self._seen.clear()
         self._plan = LayerPlan(())
         self._own_us = self._rebuilds = 0
@@ -231,6 +235,7 @@ class Lending:
             else:
                 found = await self._plan_with(model, pins, there)
                 if isinstance(found, LayerPlan):
+                    self._seen = {worker.address for name in there if (worker := self._workers.get(name)) is not None}
                     return found
                 waits = found
             if now - began > WAIT_S:
@@ -254,7 +259,9 @@ class Lending:
         if not given.helped:
             return 0.0
         had = {lend.worker for lend in self._plan.lends}
-        spare = there - had - {lend.worker for lend in given.lend}
+        no_use = self._roomless | self._refused.keys()
+        spare = {name for name in there - had if self._workers[name].address not in no_use}
+        spare -= {lend.worker for lend in given.lend}
         if (self._awaited | had) - there and not (had and spare):
             return GRACE_S
         return 0.0 if there else FIRST_S
@@ -323,7 +330,9 @@ class Lending:
             shared = crowd[has.host, has.device]
             space = usable(has.free_bytes, has.total_bytes, has.device) // shared
             space = min(space, has.most_bytes) if has.most_bytes else space
-            holders.append(Holder(worker.name, max(0, space - turn) // block, has.layer_us))
+            layers = max(0, space - turn) // block
+            (self._roomless.discard if layers else self._roomless.add)(worker.address)
+            holders.append(Holder(worker.name, layers, has.layer_us))
         return holders
 
     def _say(self, waits_for: str) -> None:
@@ -341,7 +350,8 @@ def _narrow(worker: LentWorker, model: LentModel, pins: list[Lend]) -> str:
     if not most or needed <= most:
         return ""
     blocks = counted(count, "block")
-    return f"layer worker {worker.name} to have {in_words(needed)} for the {blocks} pinned to it: its --memory leaves {in_words(most)}"
+    leaves = in_words(most) if most > 1 else "nothing beside what the process takes"
+    return f"layer worker {worker.name} to have {in_words(needed)} for the {blocks} pinned to it: its --memory leaves {leaves}"
 
 
 def _load(folder: Path, given: Assignment, device: str, progress: Progress, cancelled: Callable[[], bool]) -> Engine:

@@ -117,7 +117,9 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
     check.add_argument("--tp", type=words.positive, metavar="N", default=1, help="start N ranks, too, and let them sum")
-    check.add_argument("--device", default="cpu", help="of the first rank: cpu, cuda:0, … (default: cpu)")
+    check.add_argument(
+        "--device", type=words.device, default="cpu", help="of the first rank: cpu, cuda:0, … (default: cpu)"
+    )
 
     fetch = _command(subs, "fetch", commands.fetch, "download a model into the cache, and print its folder")
     fetch.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
@@ -223,7 +225,7 @@ def _actor_words(kinds: Any) -> None:
 def _process_words(command: argparse.ArgumentParser, name: str) -> None:
     """Of every process that computes."""
     command.add_argument("--name", type=words.name, help=name)
-    command.add_argument("--device", default="cpu", help="cpu, cuda:0, … (default: cpu)")
+    command.add_argument("--device", type=words.device, default="cpu", help="cpu, cuda:0, … (default: cpu)")
     command.add_argument(
         "--threads", type=words.positive, metavar="N", help="CPU threads for products (default: one for each core)"
     )

@@ -12,6 +12,7 @@ AtLeastZero = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+DEVICE: Final = r"cpu|cuda:\d{1,4}"
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from zrt.runtime.cluster_file import Cluster, Conf, Kv, Lend, Limits, Log, Metrics, Model, Spares, Stage, Worker
+from zrt.runtime.cluster_file import DEVICE, Cluster, Conf, Kv, Lend, Limits, Log, Metrics, Model, Spares, Stage, Worker
 from zrt.runtime.contradictions import contradictions
 from zrt.runtime.endpoints import advertised, endpoint, is_loopback, port_unknown
 from zrt.runtime.errors import ZrtError
@@ -148,7 +148,7 @@ def _lend(value: object) -> tuple[Lend, ...]:
 
 def _device(value: object) -> str:
     text = read_as(str, value, "a text such as cuda:0")
-    if not re.fullmatch(r"cpu|cuda:\d+", text, re.ASCII):
+    if not re.fullmatch(DEVICE, text, re.ASCII):
         raise ValueError(f"{text!r} is no device; valid: cpu, cuda:0, cuda:1 and so on")
     return text
 

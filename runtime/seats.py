@@ -56,8 +56,7 @@ def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
         try:
             check_split(spec, tp)
         except ZrtError as error:
-            others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-            wrong.append(f"[[stage]] {numbers[0]}{others} tp: {error.message}")
+            wrong.append(f"[[stage]] {', '.join(map(str, numbers))}: {error.message}")
     try:
         ranges = plan(
             [block_bytes(spec, dtype)] * spec.num_blocks,

@@ -27,6 +27,15 @@ def name(text: str) -> str:
     return text
 
 
+def device(text: str) -> str:
+    """A device as a cluster file has it."""
+    from zrt.runtime.cluster_file import DEVICE
+
+    if not re.fullmatch(DEVICE, text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no device; valid: cpu, cuda:0, cuda:1 and so on")
+    return text
+
+
 def positive(text: str) -> int:
     """A whole number from 1."""
     return _number(text, 1)

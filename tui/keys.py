@@ -32,13 +32,14 @@ y               copy the row
 x, X            export the screen as SVG, the cluster as JSON
 l               light or dark
 ctrl+p          all commands by name
-q               quit"""
+q, ctrl+c       quit"""
 
 KEYS: Final = (
     *(Binding(str(place + 1), f"view('{name}')", name, show=False) for place, name in enumerate(VIEWS)),
     Binding("tab", "next_view", "view", priority=True),
     Binding("question_mark", "help", "help"),
     Binding("q", "quit", "quit"),
+    Binding("ctrl+c", "quit", "quit", show=False),
     Binding("c", "cancel", "cancel"),
     Binding("d", "drain", "drain"),
     Binding("u", "undrain", "undrain"),

@@ -63,6 +63,9 @@ def conf(
         ("drain stage1 --tiemout 3", "usage: zrt drain "),
         ("up --stage 3", "zrt up: error: unrecognized arguments: --stage"),
         ("actor tp-rank --rank 1 --world 2 --memory 3", "usage: zrt actor tp-rank "),
+        ("worker --join tcp://127.0.0.1:1 --device foo", "'foo' is no device; valid: cpu, cuda:0"),
+        ("actor block-server --join tcp://127.0.0.1:1 --device cpu:1", "'cpu:1' is no device"),
+        ("check smollm2-135m --device cuda:-1", "'cuda:-1' is no device"),
     ],
 )
 def test_words_that_are_off_are_named(words: str, named: str, tmp_path: Path) -> None:

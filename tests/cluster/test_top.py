@@ -137,6 +137,9 @@ def test_a_stage_is_restarted_by_a_key(cluster: Running) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert top.wait("q") == 0
+    with Terminal("top", home=cluster.home) as top:
+        top.until("stage0.0")
+        assert top.wait(CTRL_C) == 0
     with Terminal("status", "--watch", "--json", home=cluster.home) as status:
         seen = status.until("\n")
         assert json.loads(seen)["name"] == "test"

@@ -10,6 +10,7 @@ from tiny_models import reference
 
 from zrt.runtime.layer_plan import Holder, plan_layers, ranges
 from zrt.runtime.messages.client import Cluster
+from zrt.runtime.messages.control import Workers
 from zrt.runtime.messages.lending import LendLoad
 from zrt.tui.status import tree
 
@@ -34,6 +35,10 @@ async def lent(cluster: Local) -> LendLoad:
     return load
 
 
+async def helping(cluster: Local) -> set[str]:
+    return {worker.name for worker in (await lent(cluster)).workers if worker.layers}
+
+
 async def test_a_worker_that_no_stage_takes_is_told_of(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with local_cluster(model, [None]) as cluster:
         await (await cluster.join_worker("atttic")).there()
@@ -52,6 +57,38 @@ async def test_a_stage_that_fits_starts_without_workers(model: Path, wanted: lis
         )
         assert await cluster.greedy(PROMPT, TOKENS) == wanted
         assert seen.actors[0].lend is not None
+
+
+async def test_a_stage_is_not_loaded_again_for_workers_that_it_did_without(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each that joins is new once; that another goes is no reason at all."""
+    caplog.set_level("INFO", "zrt.actors.block_server")
+
+    def loads() -> int:
+        return sum("loads blocks" in record.getMessage() for record in caplog.records)
+
+    async with local_cluster(model, [None], helped=True, workers={"attic": 1 << 10}) as cluster:
+        assert loads() == 1
+        await (await cluster.join_worker("cellar", 1 << 10)).there()
+        await cluster.until(lambda seen: loads() == 2 and seen.ready and len(seen.actors[0].lend.workers) == 2)  # type: ignore[union-attr]
+        await cluster.workers["cellar"].stop()
+        await cluster.until(lambda seen: len(seen.actors[0].lend.workers) == 1)  # type: ignore[union-attr]
+        server = cluster.servers[0]
+        await cluster.coordinator.ask(server.address, Workers([cluster.workers["attic"].address]), timeout=10.0)
+        assert (loads(), server.state) == (2, "ready")
+
+
+async def test_a_worker_without_room_is_no_reason_not_to_wait_for_one_that_was_lost(
+    model: Path, wanted: list[int]
+) -> None:
+    async with local_cluster(model, [None], helped=True, workers={"attic": 0, "cellar": 1 << 10}) as cluster:
+        assert await helping(cluster) == {"attic"}
+        await cluster.workers["attic"].stop()
+        await cluster.until(lambda seen: not seen.ready)
+        await cluster.join_worker("attic")
+        assert await cluster.greedy(PROMPT, TOKENS) == wanted
+        assert await helping(cluster) == {"attic"}
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_all_that_does_not_fit_the_model_is_told_with_the_file() -> None:
     assert [
         line[: len("[[stage]] 2 blocks: 15-35, but the model has 0-31")] for line in caught.value.message.splitlines()
     ] == [
-        "[[stage]] 1 tp: tp = 3 cannot split 32 heads, 8 k",
+        "[[stage]] 1: tp = 3 cannot split 32 heads, 8 kv h",
         "[[stage]] 2 blocks: 15-35, but the model has 0-31",
         "[[stage]] 2 lend: blocks 14-16 of attic are not w",
     ]
@@ -95,7 +95,7 @@ def test_a_mistake_that_many_stages_share_is_told_once() -> None:
     with pytest.raises(ZrtError) as caught:
         stage_ranges(conf(*stages), LLAMA_8B)
     told = [line.partition(" cannot")[0] for line in caught.value.message.splitlines()]
-    assert told == ["[[stage]] 1 and 2 more tp: tp = 7", "[[stage]] 4 tp: tp = 3"]
+    assert told == ["[[stage]] 1, 3, 5: tp = 7", "[[stage]] 4: tp = 3"]
 
 
 def test_the_tightest_stage_sets_the_kv_room() -> None:
