@@ -109,7 +109,8 @@ class Parent:
         self._coordinator_ready = 0.0
         self._unsaid = 0
         self._recoveries = Recoveries()
-        self._given_up: dict[str, ChildDied] = {}
+        self._away: dict[str, ChildDied] = {}
+        """The last death of each child that is not back, or will not be."""
         self._going_down: asyncio.TimerHandle | None = None
 
     # ---- the cluster's life -------------------------------------------------------------------------------------
@@ -257,6 +258,7 @@ class Parent:
         self._say(f"zrt: {self.conf.cluster.name} is down ({self._ended_by})")
 
     def _on_ready(self, child: Child, ready: Ready) -> None:
+        self._away.pop(child.name, None)
         if child.name == COORDINATOR:
             self._coordinator_ready = time.monotonic()
 
@@ -283,8 +285,8 @@ class Parent:
             self._recoveries.lost(death.name, time.monotonic())
             self._say(f"zrt: {brief}; it is started again")
         report = ChildDied(death.name, death.incarnation, death.exit, death.restarting)
+        self._away[death.name] = report
         if not death.restarting:
-            self._given_up[death.name] = report
             self._recoveries.given_up(death.name)
         if self._member is not None:
             self._report(self._member, report)
@@ -298,10 +300,12 @@ class Parent:
             self._say(f"zrt: {final}; the cluster stays")
 
     def _on_registered(self, again: bool) -> None:
-        """Whoever is the coordinator now may not have heard of those that are not started again: it would wait for them."""
-        for report in self._given_up.values():
+        """Whoever is the coordinator now may not have heard of those that are not there: it would wait for them, and spare no other for their
+        blocks. One that was it before knows of those that are started again."""
+        for report in self._away.values():
             assert self._member is not None
-            self._report(self._member, report)
+            if report.name != COORDINATOR and not (again and report.restarting):
+                self._report(self._member, report)
 
     def _report(self, member: Member, report: ChildDied) -> None:
         member.spawn(self._tell_death(member, report), f"death of {report.name}")

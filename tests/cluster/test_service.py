@@ -1,5 +1,6 @@
 """A cluster that loses processes for good, is drained, and goes down, as its users see it: real processes, real signals."""
 
+import json
 import re
 import signal
 import time
@@ -68,6 +69,32 @@ def test_a_coordinator_hears_of_those_who_were_lost_before_it_came(tiny: Path, t
         assert cluster.end() == 0
         told = cluster.process.stderr.read()
         assert re.search(r"\nstage0: [0-9:.]{12} warning: lost the coordinator: the connection broke\n", told)
+
+
+def test_a_spare_takes_the_place_of_one_that_died_with_the_coordinator(tiny: Path, tmp_path: Path) -> None:
+    """The next coordinator knows nobody; it does not wait for who is only being started again."""
+    with running(conf(tiny, tmp_path, 2, spares_count=1), home=tmp_path) as cluster:
+        wanted = cluster.zrt(*GREEDY, "--max-tokens", "20").stdout
+        both = [cluster.children()[name] for name in ("stage0", "coordinator")]
+        for process in both:
+            process.kill()
+        deadline = time.monotonic() + 60
+        while (again := cluster.children().get("stage0", both[0])) == both[0]:
+            assert time.monotonic() < deadline
+        again.suspend()  # it is started again, and does not come
+        while '"spare0"' not in (said := stages(cluster)):
+            assert time.monotonic() < deadline, said
+        assert again.status() == "stopped"
+        again.resume()
+        assert cluster.zrt(*GREEDY, "--max-tokens", "20").stdout == wanted
+        assert cluster.end() == 0
+
+
+def stages(cluster: Running) -> str:
+    """The names of those that have blocks and are ready, as JSON."""
+    status = cluster.zrt("status", "--json", "--connect", cluster.endpoint).stdout
+    actors = json.loads(status).get("actors", [])  # an error, while there is no coordinator
+    return json.dumps([actor["name"] for actor in actors if actor["stage"] >= 0 and actor["state"] == "ready"])
 
 
 def test_drain_and_undrain(tiny: Path, tmp_path: Path) -> None:
