@@ -82,10 +82,12 @@ def test_a_spare_takes_the_place_of_one_that_died_with_the_coordinator(tiny: Pat
         while (again := cluster.children().get("stage0", both[0])) == both[0]:
             assert time.monotonic() < deadline
         again.suspend()  # it is started again, and does not come
-        while '"spare0"' not in (said := stages(cluster)):
-            assert time.monotonic() < deadline, said
-        assert again.status() == "stopped"
-        again.resume()
+        try:
+            while '"spare0"' not in (said := stages(cluster)):
+                assert time.monotonic() < deadline, said
+            assert again.status() == "stopped"
+        finally:
+            again.resume()
         assert cluster.zrt(*GREEDY, "--max-tokens", "20").stdout == wanted
         assert cluster.end() == 0
 
