@@ -107,9 +107,11 @@ class AssignedBlocks:
         return await load(assignment, progress, cancelled)
 
     async def end(self) -> None:
-        """The ranks end, and nothing is lent any more."""
+        """The ranks end, and nothing is lent any more: of what was assigned so far, if more is meanwhile."""
+        given = self.assignment
         await self._let_go()
-        self.lending.forget()
+        if self.assignment is given:
+            self.lending.forget()
 
     async def _let_go(self) -> None:
         await self.lending.end()
