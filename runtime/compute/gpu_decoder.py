@@ -1,9 +1,9 @@
 """The forward of one shard over a ragged batch on a GPU.
 
-Sessions' keys and values lie in pages. Steps of one token go through the paged attention kernel; longer ones gather their pages and use torch's
-own attention. What a forward needs from the host travels in one copy. Batches of single tokens replay a CUDA graph, captured at load for a
-few sizes; a smaller batch is padded with rows that write to a spare page. At one row the products are kernels that read weights as fast as
-memory gives them, with norms, gate and residual inside, where the model's blocks are of the plain kind.
+Sessions' keys and values lie in pages. Steps of one token go through one paged attention kernel, longer ones through another. What a forward
+needs from the host travels in one copy. A batch replays a CUDA graph, captured at load for a few sizes; a smaller batch is padded with rows
+that write to a spare page, and one that no graph holds is launched kernel by kernel. At one row the products are kernels that read weights as
+fast as memory gives them, with norms, gate and residual inside, where the model's blocks are of the plain kind.
 """
 
 import gc
@@ -20,10 +20,10 @@ from zrt.runtime.compute import gpu_kernels
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.gpu_graph import Graph
-from zrt.runtime.compute.gpu_inputs import Inputs
+from zrt.runtime.compute.gpu_inputs import Inputs, Size
 from zrt.runtime.compute.gpu_kernels import Heads
 from zrt.runtime.compute.gpu_plain import PlainBlocks, PlainHead
-from zrt.runtime.compute.gpu_prompt import Prompt
+from zrt.runtime.compute.gpu_prompt import PromptGraph, sizes
 from zrt.runtime.compute.gpu_sampling import Knobs, draw
 from zrt.runtime.compute.gpu_tuning import Tuning
 from zrt.runtime.compute.handover import Rows
@@ -38,8 +38,6 @@ from zrt.runtime.errors import ZrtError
 GRAPH_SIZES: Final = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))
 """Rows of the batches that graphs are captured for, up to the sessions there may be."""
 
-WARM_UP_ROWS: Final = 512
-
 
 class GpuDecoder(Decoder):
     """A shard and its paged cache on one CUDA device. Not thread-safe: one lane uses it."""
@@ -53,6 +51,7 @@ class GpuDecoder(Decoder):
         self._heads = Heads(spec, self._attention, cache.page_tokens, device)
         self._kv = [tuple(block.unbind(0)) for block in cache.pool.unbind(0)]
         self._graphs: dict[int, Graph] = {}
+        self._prompt_graphs: list[PromptGraph] = []
         self._before: list[tuple[Hashable, int, int]] | None = None
         """Sessions of the last replay, where they would go on, and the length of their rope."""
         self._ahead: tuple[list[int], list[int]] | None = None
@@ -69,22 +68,30 @@ class GpuDecoder(Decoder):
     def capture(self, tuned: Path | None = None, tick: Callable[[int, int], None] | None = None) -> None:
         """Capture the graphs of all batch sizes, the greatest first, in one pool of memory, once the products have the shapes that suit the card:
         what was found is kept in the folder `tuned`. `tick(graphs captured, graphs in all)` is called before and after each."""
-        sizes = [size for size in GRAPH_SIZES if size < self._sessions]
-        sizes.append(min((size for size in GRAPH_SIZES if size >= self._sessions), default=GRAPH_SIZES[-1]))
+        singles = [size for size in GRAPH_SIZES if size < self._sessions]
+        singles.append(min((size for size in GRAPH_SIZES if size >= self._sessions), default=GRAPH_SIZES[-1]))
+        prompts = sizes(self.pages.context, self._sessions)
         workspace = Workspace(self.shard.spec, self.shard.dtype, self.shard.device)
         pool = None
         with _no_collection():
             if tuned is not None:
                 self._tune(Tuning(tuned, torch.cuda.get_device_name(self.shard.device)))
-            for size in reversed(sizes):
-                if tick is not None:
-                    tick(len(self._graphs), len(sizes))
-                graph = Graph(self, size, workspace.views(size))
+            workspace.views(max(singles[-1], prompts[-1].rows))  # no later ones take the place of these
+            for size in reversed(prompts):
+                self._tick(tick, len(prompts) + len(singles))
+                prompt_graph = PromptGraph(self, size, workspace.views(size.rows))
+                pool = prompt_graph.capture(pool)
+                self._prompt_graphs.insert(0, prompt_graph)
+            for rows in reversed(singles):
+                self._tick(tick, len(prompts) + len(singles))
+                graph = Graph(self, rows, workspace.views(rows))
                 pool = graph.capture(pool)
-                self._graphs[size] = graph
-            if tick is not None:
-                tick(len(sizes), len(sizes))
-        self._warm_up()
+                self._graphs[rows] = graph
+            self._tick(tick, len(prompts) + len(singles))
+
+    def _tick(self, tick: Callable[[int, int], None] | None, graphs: int) -> None:
+        if tick is not None:
+            tick(len(self._prompt_graphs) + len(self._graphs), graphs)
 
     def _tune(self, tuning: Tuning) -> None:
         if self._plain is not None:
@@ -98,22 +105,10 @@ class GpuDecoder(Decoder):
         torch.cuda.current_stream(self.shard.device).synchronize()
         for graph in self._graphs.values():
             graph.end()
+        for prompt_graph in self._prompt_graphs:
+            prompt_graph.end()
         self._graphs.clear()
-
-    def _warm_up(self) -> None:
-        """Run a prompt in two chunks, so that the first one that is asked for does not wait for kernels to be compiled and loaded."""
-        stats, shard = self.pages.stats(), self.shard
-        rows = min(WARM_UP_ROWS, self.pages.context // 2, stats.total * stats.page_tokens // 2)
-        if self._rope_switch is not None:
-            rows = min(rows, self._rope_switch // 2)
-        x = torch.zeros(rows, dtype=torch.int64)
-        if not shard.is_first:
-            x = torch.zeros(rows, shard.spec.hidden_size, dtype=shard.dtype)
-        self.pages.open(self)
-        for start in (0, rows):
-            self.forward([Step(self, start, rows)], x)
-        self.pages.close(self)
-        torch.cuda.current_stream(shard.device).synchronize()
+        self._prompt_graphs.clear()
 
     def _run(self, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
         self.best = self.void = None
@@ -123,7 +118,7 @@ class GpuDecoder(Decoder):
                 if size is not None:
                     return self._replay(self._graphs[size], steps, x, picking)
             self._before, self._ahead = None, None
-            return self._eager(steps, x, picking)
+            return self._mixed(steps, x, picking)
         except torch.cuda.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise ZrtError(
@@ -175,37 +170,36 @@ class GpuDecoder(Decoder):
             return False
         return True
 
-    def _eager(self, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
-        inputs = self.inputs(len(x), sum(step.n == 1 for step in steps))
-        inputs.fill(steps, x)
-        inputs.send()
+    def _mixed(self, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
+        """A batch with prompts in it, or one of more sessions than there are graphs for."""
+        size = Size.of(steps)
+        graph = next((graph for graph in self._prompt_graphs if graph.size.holds(size)), None)
+        if graph is not None:
+            inputs, hidden = graph.launch(steps, x)
+        else:
+            inputs, views = self.inputs(size), self._workspace.views(len(x))
+            inputs.fill(steps, x)
+            inputs.send()
+            self.blocks(inputs, views)
+            hidden = views.hidden
         self.void = inputs.void
-        views = self._workspace.views(len(x))
-        prompts, start = [], 0
-        for step in steps:
-            if step.n > 1:
-                prompts.append(Prompt(self.shard, self.pages, self._attention, step, views, start))
-            start += step.n
-        self.blocks(inputs, views, prompts)
         if self.shard.head is None:
-            return views.hidden.clone()
-        rows, end = [], 0
-        for step in steps:
-            end += step.n
-            if step.logits:
-                rows.append(end - 1)
-        logits = self.logits(views.hidden[torch.tensor(rows, dtype=torch.int64, device=self.shard.device)])
-        if picking.draw:
-            knobs = Knobs(len(logits), logits.device)
-            knobs.send(picking.draw)
-            self.best = draw(logits, knobs.on_device)
+            return hidden
+        logits = self.logits(hidden[inputs.asked])
+        if len(logits) and self.shard.leads:
+            if picking.draw:
+                knobs = Knobs(len(logits), logits.device)
+                knobs.send(picking.draw)
+                self.best = draw(logits, knobs.on_device)
+            else:
+                self.best = gpu_kernels.best(logits)
         return logits
 
-    def inputs(self, rows: int, singles: int) -> Inputs:
-        """Buffers for a batch of so many rows, of which so many are sessions' single tokens."""
-        return Inputs(self.shard, self.pages, self._rotaries, rows, singles)
+    def inputs(self, size: Size) -> Inputs:
+        """Buffers for batches that it holds."""
+        return Inputs(self.shard, self.pages, self._rotaries, size)
 
-    def blocks(self, inputs: Inputs, views: Views, prompts: Sequence[Prompt] = ()) -> None:
+    def blocks(self, inputs: Inputs, views: Views) -> None:
         """All blocks, from the tokens or hidden states of `inputs` to `views.hidden`. Touches the device alone."""
         embedding = self.shard.embedding
         if embedding is None:
@@ -219,7 +213,7 @@ class GpuDecoder(Decoder):
             if plain is not None:
                 plain.run(index, views, partial(self._attend, index, block, inputs, views))
             else:
-                self._whole_block(index, block, inputs, views, prompts)
+                self._whole_block(index, block, inputs, views)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocab] of hidden states [rows, hidden], which are written over."""
@@ -234,18 +228,20 @@ class GpuDecoder(Decoder):
             shard.head.write(hidden, logits)
         return self._final(logits)
 
-    def _attend(self, index: int, block: Block, inputs: Inputs, views: Views, prompts: Sequence[Prompt] = ()) -> None:
+    def _attend(self, index: int, block: Block, inputs: Inputs, views: Views) -> None:
         which = self._rotary_of[index]
         angles = None if which is None else inputs.angles[which]
         kv = self._kv[index]
         self._heads.place(views.qkv, block.qk_norm, self._norm_eps, angles, inputs.slots, kv)
-        if len(inputs.rows):
-            tables, lengths = inputs.tables, inputs.lengths
-            self._heads.attend(index, views.qkv, kv, tables, lengths, inputs.rows, views.attended)
-        for prompt in prompts:
-            prompt.attend(index, kv)
+        singles, tiles = len(inputs.rows) > 0, len(inputs.tiles) > 0
+        if singles:
+            where = inputs.tables, inputs.lengths, inputs.rows
+            self._heads.attend(index, views.qkv, kv, *where, views.attended, mixed=tiles)
+        if tiles:
+            prompts = inputs.prompt_tables, inputs.tiles
+            self._heads.attend_prompts(index, views.qkv, kv, *prompts, views.attended, mixed=singles)
 
-    def _whole_block(self, index: int, block: Block, inputs: Inputs, views: Views, prompts: Sequence[Prompt]) -> None:
+    def _whole_block(self, index: int, block: Block, inputs: Inputs, views: Views) -> None:
         block.qkv.write(self._normed(block.attention_norm, views), views.qkv)
         if block.q_norm is not None and block.k_norm is not None:
             if self._wide_norms is not None:
@@ -253,7 +249,7 @@ class GpuDecoder(Decoder):
             else:
                 gpu_kernels.norm_rows(views.q, block.q_norm, self._norm_eps, views.q)
                 gpu_kernels.norm_rows(views.k, block.k_norm, self._norm_eps, views.k)
-        self._attend(index, block, inputs, views, prompts)
+        self._attend(index, block, inputs, views)
         self._add(block.o, views.attended, block.attention_out_norm, views)
         block.gate_up.write(self._normed(block.mlp_norm, views), views.gate_up)
         gpu_kernels.gate_rows(views.gate_up, self._is_silu)

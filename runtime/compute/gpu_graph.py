@@ -8,6 +8,7 @@ from torch import Tensor
 
 from zrt.runtime.compute import gpu_kernels
 from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.gpu_inputs import Size
 from zrt.runtime.compute.gpu_sampling import Knobs, draw
 from zrt.runtime.compute.handover import Rows
 from zrt.runtime.compute.parallel import LEADER
@@ -23,7 +24,7 @@ class Graph:
     def __init__(self, decoder: "GpuDecoder", size: int, views: Views) -> None:
         self._decoder = decoder
         self._views = views
-        self._inputs = decoder.inputs(size, size)
+        self._inputs = decoder.inputs(Size(0, 0, size))
         self._graph = torch.cuda.CUDAGraph()
         self._picked = torch.empty(2, size, dtype=torch.float64, pin_memory=True)
         self._heard = torch.cuda.Event()

@@ -1,6 +1,7 @@
 """What one forward on a GPU is told by the host: written to pinned memory and sent in one copy."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Final
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.gpu_kernels import query_tile
 from zrt.runtime.compute.handover import HandedRows, Rows, parts_of
 from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.rope import Rotary
@@ -17,41 +19,78 @@ from zrt.runtime.compute.shard import Shard
 ALIGNMENT: Final = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a batch: `tokens` of `prompts` steps that have several, and `singles`, the steps of one token."""
+
+    tokens: int
+    prompts: int
+    singles: int
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> "Size":
+        longer = [step.n for step in steps if step.n > 1]
+        return cls(sum(longer), len(longer), len(steps) - len(longer))
+
+    @property
+    def rows(self) -> int:
+        return self.tokens + self.singles
+
+    def holds(self, other: "Size") -> bool:
+        return self.tokens >= other.tokens and self.prompts >= other.prompts and self.singles >= other.singles
+
+
 class Inputs:
-    """Buffers for a batch of `rows` rows, `singles` of which are steps of one token.
+    """Buffers for a batch that `size` holds.
 
     On the device: `ids` int64 [rows] or `hidden` [rows, hidden]; `slots` int64 [rows], where in the pool each row's keys and values go; of every
-    rope cos and sin [rows, rope_dim] (`angles`); of each single its `rows` number, the `lengths` of its history (itself included) and its
-    `tables` of pages, all int32.
+    rope cos and sin [rows, rope_dim] (`angles`); of each single its `rows`
+    number, the `lengths` of its history (itself included) and its `tables` of pages, all int32; of the longer steps their `prompt_tables`, and
+    the `tiles` they are cut into (gpu_kernels.Heads.attend_prompts).
     """
 
-    def __init__(self, shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], rows: int, singles: int) -> None:
+    def __init__(self, shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], size: Size) -> None:
         spec, width = shard.spec, cache.table_width
+        rows, singles, prompts = size.rows, size.singles, size.prompts
         self._vocab = spec.vocab_size
         self._cache = cache
         self._rotaries = rotaries
+        self._tile = query_tile(shard.dtype)
         layout: list[tuple[tuple[int, ...], torch.dtype]] = [
             ((rows,), torch.int64) if shard.is_first else ((rows, spec.hidden_size), shard.dtype),
             ((rows,), torch.int64),
+            ((singles + prompts,), torch.int64),
             ((singles,), torch.int32),
             ((singles,), torch.int32),
             ((singles, width), torch.int32),
+            ((prompts, width), torch.int32),
+            ((size.tokens // self._tile + prompts, 4), torch.int32),
             *[((rows, spec.rope_dim), shard.dtype)] * (2 * len(rotaries)),
         ]
         self._host = torch.empty(_size(layout), dtype=torch.uint8, pin_memory=True)
         self._device = torch.empty(len(self._host), dtype=torch.uint8, device=shard.device)
-        self._x, slots, singles_rows, lengths, tables, *angles = _views(self._host, layout)
-        self._slots, self._rows, self._lengths, self._tables = (
-            part.numpy() for part in (slots, singles_rows, lengths, tables)
+        self._x, *numbers = _views(self._host, layout)
+        self._slots, self._asked, self._rows, self._lengths, self._tables, self._prompt_tables, self._tiles = (
+            part.numpy() for part in numbers[:7]
         )
+        angles = numbers[7:]
         self._angles = list(zip(angles[::2], angles[1::2], strict=True))
-        x, self.slots, self.rows, self.lengths, self.tables, *angles = _views(self._device, layout)
+        x, self.slots, asked, self.rows, self.lengths, self.tables, self.prompt_tables, self.tiles, *angles = _views(
+            self._device, layout
+        )
         self.ids = self.hidden = x
+        self._asked_on_device = asked
+        self._asking = 0
         self.angles = list(zip(angles[::2], angles[1::2], strict=True))
         self._sent = torch.cuda.Event()
         self._handed: list[tuple[int, HandedRows]] = []
         self.void: Tensor | None = None
         """int32 on the device, of the batch that was sent last: not all 0 if rows that were handed over are void. None: none were."""
+
+    @property
+    def asked(self) -> Tensor:
+        """int64 on the device: the rows whose logits are asked for."""
+        return self._asked_on_device[: self._asking]
 
     def fill(self, steps: Sequence[Step], x: Rows) -> None:
         """Write a batch; rows beyond its own stand for one token of a history in the spare page."""
@@ -68,9 +107,13 @@ class Inputs:
         self._slots[count:] = cache.spare_page * page
         positions: list[int] = []
         lengths: list[int] = []
-        single = 0
+        single, prompt = 0, 0
+        tiles: list[tuple[int, int, int, int]] = []
+        asked: list[int] = []
         for step in steps:
             table, row = cache.table(step.key), len(positions)
+            if step.logits:
+                asked.append(row + step.n - 1)
             if step.n == 1:
                 self._slots[row] = table[step.seq_pos // page] * page + step.seq_pos % page
                 self._rows[single] = row
@@ -79,6 +122,10 @@ class Inputs:
                 single += 1
             else:
                 self._slots[row : row + step.n] = cache.slots(step.key, step.seq_pos, step.n)
+                self._prompt_tables[prompt, : len(table)] = table
+                for start in range(0, step.n, self._tile):
+                    tiles.append((row + start, min(self._tile, step.n - start), step.seq_pos + start, prompt))
+                prompt += 1
             positions += range(step.seq_pos, step.seq_pos + step.n)
             lengths += (max(position + 1, step.rope_length) for position in positions[row:])
         padding = len(self._rows) - single
@@ -86,6 +133,11 @@ class Inputs:
             self._rows[single:] = np.arange(len(self._slots) - padding, len(self._slots))
             self._lengths[single:] = 1
             self._tables[single:, 0] = cache.spare_page
+        self._tiles[len(tiles) :, 1] = 0
+        if tiles:
+            self._tiles[: len(tiles)] = tiles
+        self._asked[: len(asked)] = asked
+        self._asking = len(asked)
         where, known = torch.tensor(positions, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64)
         for rotary, (cos, sin) in zip(self._rotaries, self._angles, strict=True):
             cos[count:], sin[count:] = 1, 0

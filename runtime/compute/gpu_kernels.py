@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zrt.runtime.compute import triton_kernels as kernels
+from zrt.runtime.compute import triton_prompt
 from zrt.runtime.compute.attention import AttentionSpec
 from zrt.runtime.compute.spec import ModelSpec
 
@@ -17,6 +18,21 @@ LATENT_TILE: Final = 32
 MAX_SPLITS: Final = 32
 LATENT_SPLITS: Final = 16
 """From so many parts on, latency counts."""
+HEADS_TOGETHER: Final = 8
+MANY_ROWS: Final = 128
+"""Heads of a row that a program places together; of fewer rows one, where latency counts."""
+MIXED_SPLITS: Final = 8
+MIXED_PARTS: Final = 512
+"""Of each history, and in all, for decodes beside prompts: most rows are padding then, and the others need them."""
+PROMPT_SPLITS: Final = 8
+PROMPT_PARTS: Final = 1024
+"""Of each history, and in all, for prompts alone that are short: their histories may be long."""
+QUERY_TILE: Final = 64
+"""Tokens of a prompt that a program attends with; of float32 half as many."""
+PROMPT_TILE_BYTES: Final = 1 << 14
+"""Keys that a program looks at together then."""
+SHARED_BYTES: Final = 160 << 10
+"""Memory of a multiprocessor from which on three such tiles are under way at once, else two."""
 GATE_TILE: Final = 1024
 BEST_TILE: Final = 4096
 
@@ -115,8 +131,11 @@ class Heads:
         self._attention = attention
         self._page_tokens = page_tokens
         self._padded = _power(spec.head_dim, 16)
-        self._parts = torch.empty(MAX_SPLITS * spec.num_heads * spec.head_dim, device=device)
-        self._stats = torch.empty(MAX_SPLITS * spec.num_heads * 2, device=device)
+        self._parts = torch.empty(PROMPT_PARTS * spec.num_heads * spec.head_dim, device=device)
+        self._stats = torch.empty(PROMPT_PARTS * spec.num_heads * 2, device=device)
+        self._rows = torch.arange(PROMPT_PARTS, dtype=torch.int32, device=device)
+        shared = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+        self._prompt_stages = 3 if shared >= SHARED_BYTES else 2
 
     def place(
         self,
@@ -130,7 +149,9 @@ class Heads:
         """Norm and rotate queries in place in `qkv` [rows, (heads + 2 x kv heads) x head_dim], keys and values into `kv` at `slots` [rows]."""
         spec = self._spec
         cos, sin = (qkv, qkv) if angles is None else angles
-        kernels.place_heads[(len(qkv), spec.num_heads + 2 * spec.num_kv_heads)](
+        heads = spec.num_heads + 2 * spec.num_kv_heads
+        together = HEADS_TOGETHER if len(qkv) >= MANY_ROWS else 1
+        kernels.place_heads[(len(qkv), -(-heads // together))](
             qkv,
             qkv if norm is None else norm,
             cos,
@@ -145,7 +166,8 @@ class Heads:
             spec.rope_dim,
             norm is not None,
             angles is not None,
-            num_warps=1 if self._padded <= 128 else 4,
+            together,
+            num_warps=1 if together == 1 and self._padded <= 128 else 4,
             launch_pdl=True,
         )
 
@@ -158,11 +180,15 @@ class Heads:
         lengths: Tensor,
         rows: Tensor,
         out: Tensor,
+        *,
+        mixed: bool = False,
     ) -> None:
         """Attention of the batch's rows numbered `rows` int32 [n], each one token of a history of `lengths` tokens (itself included), int32 [n],
-        in pages `tables` int32 [n, pages]; into the same rows of `out` [batch, heads x head_dim]."""
+        in pages `tables` int32 [n, pages]; into the same rows of `out` [batch, heads x head_dim]. `mixed`: beside prompts."""
         spec, count = self._spec, len(rows)
         splits = max(1, MAX_SPLITS // _power(count))  # of each history, so that all multiprocessors have work
+        if mixed:
+            splits = max(splits, min(MIXED_SPLITS, MIXED_PARTS // _power(count)))
         is_long = splits < LATENT_SPLITS
         window = self._attention.windows[block]
         softcap = self._attention.softcap
@@ -193,15 +219,63 @@ class Heads:
             launch_pdl=True,
         )
         if splits > 1:
-            kernels.combine[(spec.num_heads, count)](
-                rows,
-                self._parts,
-                self._stats,
-                out,
-                splits,
-                spec.num_heads,
-                spec.head_dim,
-                self._padded,
-                num_warps=4,
-                launch_pdl=True,
-            )
+            self._combine(rows, splits, out, holes=False)
+
+    def attend_prompts(
+        self, block: int, qkv: Tensor, kv: Sequence[Tensor], tables: Tensor, tiles: Tensor, out: Tensor, *, mixed: bool
+    ) -> None:
+        """Attention of steps of several tokens, cut into `tiles` int32 [tiles, 4] (see triton_prompt), of which each has at most `query_tile` rows,
+        with `tables` int32 [n, pages]; into the same rows of `out` [batch, heads x head_dim]. `mixed`: beside decodes."""
+        spec, count = self._spec, len(out)
+        splits = 1 if mixed else max(1, min(PROMPT_SPLITS, PROMPT_PARTS // _power(count)))
+        if splits < PROMPT_SPLITS // 2:  # then there are programs enough
+            splits = 1
+        window, softcap = self._attention.windows[block], self._attention.softcap
+        triton_prompt.attend_tile[(spec.num_heads, len(tiles), splits)](
+            qkv,
+            *kv,
+            tables,
+            tiles,
+            out,
+            self._parts,
+            self._stats,
+            tables.stride(0),
+            self._attention.scale,
+            softcap or 0.0,
+            window or 0,
+            softcap is not None,
+            self._page_tokens,
+            query_tile(qkv.dtype),
+            min(64, max(16, PROMPT_TILE_BYTES // (self._padded * qkv.dtype.itemsize))),
+            splits,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            self._padded,
+            self._prompt_stages,
+            num_warps=4,
+            launch_pdl=True,
+        )
+        if splits > 1:
+            self._combine(self._rows[:count], splits, out, holes=True)
+
+    def _combine(self, rows: Tensor, splits: int, out: Tensor, *, holes: bool) -> None:
+        spec = self._spec
+        kernels.combine[(spec.num_heads, len(rows))](
+            rows,
+            self._parts,
+            self._stats,
+            out,
+            splits,
+            spec.num_heads,
+            spec.head_dim,
+            self._padded,
+            holes,
+            num_warps=4,
+            launch_pdl=True,
+        )
+
+
+def query_tile(dtype: torch.dtype) -> int:
+    """The most rows of a tile of `attend_prompts`."""
+    return QUERY_TILE if dtype.itemsize == 2 else QUERY_TILE // 2

@@ -1,62 +1,76 @@
-"""A step of several tokens in a forward on a GPU: it gathers its pages and uses torch's own attention."""
+"""The blocks over a batch with prompts in it as a CUDA graph: captured once for a size, replayed for every batch that it holds.
 
-from collections.abc import Sequence
+A forward of several tokens is some five hundred kernels, and to launch them one by one takes a host as long as the device needs for a thousand
+tokens; ranks of a group wait for the slowest of their hosts besides.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from zrt.runtime.compute.attention import AttentionSpec, capped_attention
 from zrt.runtime.compute.batch import Step
-from zrt.runtime.compute.paged_cache import PagedKVCache
-from zrt.runtime.compute.shard import Shard
+from zrt.runtime.compute.gpu_inputs import Inputs, Size
+from zrt.runtime.compute.handover import Rows
 from zrt.runtime.compute.workspace import Views
 
+if TYPE_CHECKING:
+    from zrt.runtime.compute.gpu_decoder import GpuDecoder
 
-class Prompt:
-    """A step of several tokens: its part of the batch, and the pages of its history."""
+TOKENS_ALONE: Final = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+TOKENS_BESIDE: Final = (64, 128, 256, 512)
+"""Rows of prompts that graphs are captured for: of prompts alone, and with sessions that decode in the same turn."""
+SESSIONS_BESIDE: Final = (16, 64, 256)
+"""How many of these, up to those that there may be."""
+PROMPTS: Final = 16
+"""In one batch."""
 
-    def __init__(
-        self, shard: Shard, cache: PagedKVCache, attention: AttentionSpec, step: Step, views: Views, start: int
-    ) -> None:
-        spec, device = shard.spec, shard.device
-        self._total = step.seq_pos + step.n
-        count = -(-self._total // cache.page_tokens)
-        self._pages = torch.from_numpy(cache.table(step.key)[:count]).to(device)
-        rows = slice(start, start + step.n)
-        heads = (step.n, spec.num_heads, spec.head_dim)
-        self._queries = views.q[rows].view(heads).transpose(0, 1)[None]  # [1, heads, n, head_dim]
-        self._out = views.attended[rows].view(heads)
-        self._group = spec.num_heads // spec.num_kv_heads
-        self._attention = attention
-        self._masks: dict[int | None, Tensor | None] = {}
-        for window in set(self._attention.windows):
-            hides = window is not None and window < self._total
-            if step.seq_pos == 0 and not hides and self._attention.softcap is None:
-                self._masks[window] = None
-                continue
-            token = torch.arange(step.seq_pos, self._total, device=device)[:, None]
-            seen = torch.arange(self._total, device=device)[None, :]
-            hidden = seen > token
-            if window is not None:
-                hidden |= seen <= token - window
-            self._masks[window] = torch.zeros(hidden.shape, dtype=shard.dtype, device=device).masked_fill_(
-                hidden, float("-inf")
-            )
 
-    def attend(self, index: int, kv: Sequence[Tensor]) -> None:
-        mask = self._masks[self._attention.windows[index]]
-        keys, values = (self._history(part) for part in kv)
-        scale, softcap = self._attention.scale, self._attention.softcap
-        if softcap is None:
-            out = scaled_dot_product_attention(
-                self._queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
-            )
-        else:
-            out = capped_attention(self._queries, keys, values, mask, scale, softcap)
-        self._out.copy_(out[0].transpose(0, 1))
+def sizes(context: int, sessions: int) -> list[Size]:
+    """Of the graphs of a decoder, the smallest first."""
+    found = [Size(tokens, min(PROMPTS, sessions), 0) for tokens in _up_to(context, TOKENS_ALONE)]
+    for tokens in _up_to(context, TOKENS_BESIDE):
+        found += [Size(tokens, min(PROMPTS, sessions), beside) for beside in _up_to(sessions, SESSIONS_BESIDE)]
+    return sorted(found, key=lambda size: size.rows)
 
-    def _history(self, part: Tensor) -> Tensor:
-        """Keys or values [1, heads, tokens, head_dim], those of each kv head repeated for its query heads."""
-        held = part.index_select(0, self._pages).flatten(0, 1)[: self._total]  # [tokens, kv heads, head_dim]
-        return held.transpose(0, 1).repeat_interleave(self._group, dim=0)[None]
+
+def _up_to(most: int, numbers: Iterable[int]) -> Iterator[int]:
+    """Those below `most`, and one that is not."""
+    for number in numbers:
+        yield min(number, most)
+        if number >= most:
+            return
+
+
+class PromptGraph:
+    """The blocks of batches that `size` holds."""
+
+    def __init__(self, decoder: "GpuDecoder", size: Size, views: Views) -> None:
+        self.size = size
+        self._decoder = decoder
+        self._views = views
+        self._inputs = decoder.inputs(size)
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, pool: Any) -> Any:
+        """Returns the pool of memory to be used by the next."""
+        self._inputs.fill((), torch.empty(0))
+        self._inputs.send()
+        self._decoder.blocks(
+            self._inputs, self._views
+        )  # compiles what was not yet, and lets libraries make their plans
+        torch.cuda.current_stream(self._decoder.shard.device).synchronize()
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._decoder.blocks(self._inputs, self._views)
+        return self._graph.pool()
+
+    def launch(self, steps: Sequence[Step], x: Rows) -> tuple[Inputs, Tensor]:
+        """What the batch was told, and its hidden states [rows, hidden], until the next launch."""
+        self._inputs.fill(steps, x)
+        self._inputs.send()
+        self._graph.replay()
+        return self._inputs, self._views.hidden[: len(x)]
+
+    def end(self) -> None:
+        self._graph.reset()

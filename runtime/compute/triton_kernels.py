@@ -59,12 +59,14 @@ def place_heads(
     ROPE_DIM: tl.constexpr,
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):
-    """Norm and rotate one head of one row of [q | k | v]: queries in place, keys and values into the pool at the row's slot."""
+    """Norm and rotate TOGETHER heads of one row of [q | k | v]: queries in place, keys and values into the pool at the row's slot."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    d = tl.arange(0, PADDED)
-    inside = d < DIM
+    head = (tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
+    d = tl.arange(0, PADDED)[None, :]
+    inside = (head < HEADS + 2 * KV_HEADS) & (d < DIM)
+    turned = inside & (head < HEADS + KV_HEADS)  # q and k
     half: tl.constexpr = ROPE_DIM // 2
     rotated = d < ROPE_DIM
     other = tl.where(rotated, (d + half) % ROPE_DIM if ROTATE else d, d)
@@ -73,26 +75,24 @@ def place_heads(
     at = qkv_ptr + row * ((HEADS + 2 * KV_HEADS) * DIM) + head * DIM
     x = tl.load(at + d, mask=inside, other=0.0).to(tl.float32)
     slot = tl.load(slot_ptr + row)
-    if head < HEADS + KV_HEADS:
+    result = x
+    if ROTATE:
+        y = tl.load(at + other, mask=turned, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
+        result = x * scale * tl.load(norm_ptr + head * DIM + d, mask=turned, other=0.0).to(tl.float32)
         if ROTATE:
-            y = tl.load(at + other, mask=inside, other=0.0).to(tl.float32)
-        if NORM:
-            scale = tl.rsqrt(tl.sum(x * x, 0) / DIM + eps)
-            x = x * scale * tl.load(norm_ptr + head * DIM + d, mask=inside, other=0.0).to(tl.float32)
-            if ROTATE:
-                y = y * scale * tl.load(norm_ptr + head * DIM + other, mask=inside, other=0.0).to(tl.float32)
-        if ROTATE:
-            cos = tl.load(cos_ptr + row * ROPE_DIM + d, mask=rotated, other=1.0).to(tl.float32)
-            sin = tl.load(sin_ptr + row * ROPE_DIM + d, mask=rotated, other=0.0).to(tl.float32)
-            x = x * cos + y * sin
-    kind = qkv_ptr.dtype.element_ty
-    if head < HEADS:
-        tl.debug_barrier()  # other threads have read what this one writes
-        tl.store(at + d, x.to(kind), mask=inside)
-    elif head < HEADS + KV_HEADS:
-        tl.store(k_ptr + (slot * KV_HEADS + head - HEADS) * DIM + d, x.to(kind), mask=inside)
-    else:
-        tl.store(v_ptr + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM + d, x.to(kind), mask=inside)
+            y = y * scale * tl.load(norm_ptr + head * DIM + other, mask=turned, other=0.0).to(tl.float32)
+    if ROTATE:
+        cos = tl.load(cos_ptr + row * ROPE_DIM + d, mask=rotated, other=1.0).to(tl.float32)
+        sin = tl.load(sin_ptr + row * ROPE_DIM + d, mask=rotated, other=0.0).to(tl.float32)
+        result = result * cos + y * sin
+    result = tl.where(turned, result, x).to(qkv_ptr.dtype.element_ty)
+    tl.debug_barrier()  # other threads have read what this one writes
+    tl.store(at + d, result, mask=turned & (head < HEADS))
+    place = slot * KV_HEADS + head - HEADS
+    tl.store(k_ptr + place * DIM + d, result, mask=turned & (head >= HEADS))
+    tl.store(v_ptr + (place - KV_HEADS) * DIM + d, result, mask=inside & (head >= HEADS + KV_HEADS))
 
 
 @triton.jit
@@ -185,8 +185,9 @@ def combine(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PADDED: tl.constexpr,
+    HOLES: tl.constexpr,
 ):
-    """The parts that `attend` left of one head of one session, put together."""
+    """The parts that `attend` left of one head of one session, put together. HOLES: parts that have no weight were not written."""
     head = tl.program_id(0)
     session = tl.program_id(1)
     split = tl.arange(0, SPLITS)
@@ -198,7 +199,10 @@ def combine(
     at = (session * HEADS + head) * SPLITS + split
     top = tl.load(stat_ptr + at * 2)
     weight = tl.load(stat_ptr + at * 2 + 1)
-    part = tl.load(part_ptr + at[:, None] * DIM + d[None, :], mask=inside[None, :], other=0.0)
+    there = inside[None, :]
+    if HOLES:
+        there = there & (weight > 0)[:, None]
+    part = tl.load(part_ptr + at[:, None] * DIM + d[None, :], mask=there, other=0.0)
     share = tl.exp2(top - tl.max(top, 0))
     result = tl.sum(part * share[:, None], 0) / tl.sum(share * weight, 0)
     tl.store(out_ptr + row * (HEADS * DIM) + head * DIM + d, result.to(out_ptr.dtype.element_ty), mask=inside)
