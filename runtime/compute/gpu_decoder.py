@@ -20,7 +20,7 @@ from zrt.runtime.compute import gpu_kernels
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
 from zrt.runtime.compute.gpu_graph import Graph
-from zrt.runtime.compute.gpu_inputs import Inputs, Size
+from zrt.runtime.compute.gpu_inputs import Buffers, Inputs, Size
 from zrt.runtime.compute.gpu_kernels import Heads
 from zrt.runtime.compute.gpu_plain import PlainBlocks, PlainHead
 from zrt.runtime.compute.gpu_prompt import PromptGraph, sizes
@@ -77,9 +77,11 @@ class GpuDecoder(Decoder):
             if tuned is not None:
                 self._tune(Tuning(tuned, torch.cuda.get_device_name(self.shard.device)))
             workspace.views(max(singles[-1], prompts[-1].rows))  # no later ones take the place of these
+            nbytes = max(Inputs.nbytes(self.shard, self.pages, self._rotaries, size) for size in prompts)
+            buffers = Buffers(nbytes, self.shard.device)
             for size in reversed(prompts):
                 self._tick(tick, len(prompts) + len(singles))
-                prompt_graph = PromptGraph(self, size, workspace.views(size.rows))
+                prompt_graph = PromptGraph(self, size, workspace.views(size.rows), buffers)
                 pool = prompt_graph.capture(pool)
                 self._prompt_graphs.insert(0, prompt_graph)
             for rows in reversed(singles):
@@ -195,9 +197,9 @@ class GpuDecoder(Decoder):
                 self.best = gpu_kernels.best(logits)
         return logits
 
-    def inputs(self, size: Size) -> Inputs:
-        """Buffers for batches that it holds."""
-        return Inputs(self.shard, self.pages, self._rotaries, size)
+    def inputs(self, size: Size, buffers: Buffers | None = None) -> Inputs:
+        """For batches that `size` holds."""
+        return Inputs(self.shard, self.pages, self._rotaries, size, buffers)
 
     def blocks(self, inputs: Inputs, views: Views) -> None:
         """All blocks, from the tokens or hidden states of `inputs` to `views.hidden`. Touches the device alone."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -40,70 +40,88 @@ class Size:
         return self.tokens >= other.tokens and self.prompts >= other.prompts and self.singles >= other.singles
 
 
+Layout: TypeAlias = list[tuple[tuple[int, ...], torch.dtype]]
+
+
+class Buffers:
+    """The same bytes twice: pinned on the host, and on the device. `sent` says that the device has read what was sent last."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        self.device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self.sent = torch.cuda.Event()
+
+    def send(self, nbytes: int) -> None:
+        """Start to copy so many bytes to the device."""
+        self.device[:nbytes].copy_(self.host[:nbytes], non_blocking=True)
+        self.sent.record()
+
+
 class Inputs:
-    """Buffers for a batch that `size` holds.
+    """A batch that `size` holds, in buffers of its own or in those that it is given.
 
     On the device: `ids` int64 [rows] or `hidden` [rows, hidden]; `slots` int64 [rows], where in the pool each row's keys and values go; of every
-    rope cos and sin [rows, rope_dim] (`angles`); of each single its `rows`
-    number, the `lengths` of its history (itself included) and its `tables` of pages, all int32; of the longer steps their `prompt_tables`, and
-    the `tiles` they are cut into (gpu_kernels.Heads.attend_prompts).
+    rope cos and sin [rows, rope_dim] (`angles`); `asked`, the rows whose logits are asked for; of each single its `rows` number, the `lengths` of
+    its history (itself included) and its `tables` of pages, all int32; of the longer steps their `prompt_tables`, and the `tiles` they are cut
+    into (gpu_kernels.Heads.attend_prompts).
     """
 
-    def __init__(self, shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], size: Size) -> None:
-        spec, width = shard.spec, cache.table_width
-        rows, singles, prompts = size.rows, size.singles, size.prompts
-        self._vocab = spec.vocab_size
+    def __init__(
+        self,
+        shard: Shard,
+        cache: PagedKVCache,
+        rotaries: Sequence[Rotary],
+        size: Size,
+        buffers: Buffers | None = None,
+    ) -> None:
+        self._vocab = shard.spec.vocab_size
         self._cache = cache
         self._rotaries = rotaries
         self._tile = query_tile(shard.dtype)
-        layout: list[tuple[tuple[int, ...], torch.dtype]] = [
-            ((rows,), torch.int64) if shard.is_first else ((rows, spec.hidden_size), shard.dtype),
-            ((rows,), torch.int64),
-            ((singles + prompts,), torch.int64),
-            ((singles,), torch.int32),
-            ((singles,), torch.int32),
-            ((singles, width), torch.int32),
-            ((prompts, width), torch.int32),
-            ((size.tokens // self._tile + prompts, 4), torch.int32),
-            *[((rows, spec.rope_dim), shard.dtype)] * (2 * len(rotaries)),
-        ]
-        self._host = torch.empty(_size(layout), dtype=torch.uint8, pin_memory=True)
-        self._device = torch.empty(len(self._host), dtype=torch.uint8, device=shard.device)
-        self._x, *numbers = _views(self._host, layout)
+        layout = _layout(shard, cache, rotaries, size)
+        self._buffers = Buffers(_size(layout), shard.device) if buffers is None else buffers
+        *numbers, self._x = _views(self._buffers.host, layout)
         self._slots, self._asked, self._rows, self._lengths, self._tables, self._prompt_tables, self._tiles = (
             part.numpy() for part in numbers[:7]
         )
-        angles = numbers[7:]
-        self._angles = list(zip(angles[::2], angles[1::2], strict=True))
-        x, self.slots, asked, self.rows, self.lengths, self.tables, self.prompt_tables, self.tiles, *angles = _views(
-            self._device, layout
+        self._angles = list(zip(numbers[7::2], numbers[8::2], strict=True))
+        *numbers, self.ids = _views(self._buffers.device, layout)
+        self.hidden = self.ids
+        self.slots, self._asked_there, self.rows, self.lengths, self.tables, self.prompt_tables, self.tiles, *angles = (
+            numbers
         )
-        self.ids = self.hidden = x
-        self._asked_on_device = asked
-        self._asking = 0
         self.angles = list(zip(angles[::2], angles[1::2], strict=True))
-        self._sent = torch.cuda.Event()
+        self._asking = 0
+        self._nbytes = self._before_x = _size(layout[:-1])
         self._handed: list[tuple[int, HandedRows]] = []
         self.void: Tensor | None = None
         """int32 on the device, of the batch that was sent last: not all 0 if rows that were handed over are void. None: none were."""
 
+    @staticmethod
+    def nbytes(shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], size: Size) -> int:
+        """Of the buffers that they need."""
+        return _size(_layout(shard, cache, rotaries, size))
+
     @property
     def asked(self) -> Tensor:
         """int64 on the device: the rows whose logits are asked for."""
-        return self._asked_on_device[: self._asking]
+        return self._asked_there[: self._asking]
 
     def fill(self, steps: Sequence[Step], x: Rows) -> None:
         """Write a batch; rows beyond its own stand for one token of a history in the spare page."""
-        self._sent.synchronize()  # the copy before has read the buffer
+        self._buffers.sent.synchronize()  # the copy before has read the buffer
         cache, page = self._cache, self._cache.page_tokens
-        count = len(x)
+        count, written = len(x), 0
         self._handed = []
         for start, part in parts_of(x):
             if isinstance(part, HandedRows):
                 self._handed.append((start, part))
             elif len(part):
-                self._x[start : start + len(part)] = part
-        self._x[count:] = 0
+                written = start + len(part)
+                self._x[start:written] = part
+        if self._x.dtype == torch.int64:  # all of them are looked up
+            self._x[count:], written = 0, len(self._x)
+        self._nbytes = self._before_x + written * self._x[0].nbytes
         self._slots[count:] = cache.spare_page * page
         positions: list[int] = []
         lengths: list[int] = []
@@ -147,10 +165,9 @@ class Inputs:
 
     def send(self) -> None:
         """Start the copy to the device; rows handed over follow when they are there. ZrtError stage_lost: they never will be."""
-        self._device.copy_(self._host, non_blocking=True)
-        self._sent.record()
+        self._buffers.send(self._nbytes)
         handed, self._handed = self._handed, []
-        self.void = torch.empty(len(handed), dtype=torch.int32, device=self._device.device) if handed else None
+        self.void = torch.empty(len(handed), dtype=torch.int32, device=self.hidden.device) if handed else None
         for index, (start, rows) in enumerate(handed):
             to = self.hidden[start : start + len(rows)]
             assert self.void is not None
@@ -159,7 +176,23 @@ class Inputs:
                 to.clamp_(0, self._vocab - 1)  # void ones are no ids
 
 
-def _size(layout: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> int:
+def _layout(shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], size: Size) -> Layout:
+    """Of the buffers; what may not have to be copied comes last."""
+    spec, width, rows = shard.spec, cache.table_width, size.rows
+    return [
+        ((rows,), torch.int64),
+        ((size.singles + size.prompts,), torch.int64),
+        ((size.singles,), torch.int32),
+        ((size.singles,), torch.int32),
+        ((size.singles, width), torch.int32),
+        ((size.prompts, width), torch.int32),
+        ((size.tokens // query_tile(shard.dtype) + size.prompts, 4), torch.int32),
+        *[((rows, spec.rope_dim), shard.dtype)] * (2 * len(rotaries)),
+        ((rows,), torch.int64) if shard.is_first else ((rows, spec.hidden_size), shard.dtype),
+    ]
+
+
+def _size(layout: Layout) -> int:
     return sum(_aligned(prod(shape) * dtype.itemsize) for shape, dtype in layout)
 
 
@@ -167,7 +200,7 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _views(buffer: Tensor, layout: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> list[Tensor]:
+def _views(buffer: Tensor, layout: Layout) -> list[Tensor]:
     views, start = [], 0
     for shape, dtype in layout:
         size = prod(shape) * dtype.itemsize

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zrt.runtime.compute.batch import Step
-from zrt.runtime.compute.gpu_inputs import Inputs, Size
+from zrt.runtime.compute.gpu_inputs import Buffers, Inputs, Size
 from zrt.runtime.compute.handover import Rows
 from zrt.runtime.compute.workspace import Views
 
@@ -44,13 +44,13 @@ def _up_to(most: int, numbers: Iterable[int]) -> Iterator[int]:
 
 
 class PromptGraph:
-    """The blocks of batches that `size` holds."""
+    """The blocks of batches that `size` holds. Those of a decoder work in the same buffers: one batch runs at a time."""
 
-    def __init__(self, decoder: "GpuDecoder", size: Size, views: Views) -> None:
+    def __init__(self, decoder: "GpuDecoder", size: Size, views: Views, buffers: Buffers) -> None:
         self.size = size
         self._decoder = decoder
         self._views = views
-        self._inputs = decoder.inputs(size)
+        self._inputs = decoder.inputs(size, buffers)
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, pool: Any) -> Any:
