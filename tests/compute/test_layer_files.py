@@ -159,6 +159,7 @@ def test_files_that_another_offer_brought_are_taken_over(model: Path, tmp_path: 
     for at in range(0, whole.size, 10_000):
         store.take(whole.name, at, whole.size, read(whole, at, 10_000))
     store.take(half.name, 0, half.size, read(half, 0, 10_000))
+    assert not store.complete  # and the first has its name by now
     again = LayerStore(tmp_path, second.model_hash)
     again.take("manifest.json", 0, len(second.manifest), second.manifest)
     held = [again.take(file.name, 0, file.size, b"") for file in second.files]
