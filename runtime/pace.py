@@ -8,7 +8,7 @@ longest turns take 3 to 4 times as long."""
 LEAST: Final = 16
 """Prompt tokens a turn on a CPU may always carry: a prompt must get on, and fewer rows cost hardly less."""
 LEAST_ON_GPU: Final = 512
-"""Likewise on a GPU, where a forward of 16 rows takes most of the time of one of 512."""
+"""Likewise on a GPU, where a forward of 16 rows takes half the time of one of 512."""
 MEMORY: Final = 0.2
 """Weight of the newest measurement."""
 QUIET_S: Final = 1.0

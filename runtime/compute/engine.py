@@ -190,9 +190,10 @@ class Engine(Holding):
                 begun = partial(self._begun, passing, [index for index in range(len(works)) if index not in faults])
             self.expecting.meet(x)
             output = self._decoder.forward(steps, x, self._picking(works, ran, begun, told))
-        if output is not None and not self.shard.leads:
-            if output.is_cuda and self._decoder.best is None:
-                torch.cuda.current_stream(output.device).synchronize()
+        unheard = self._decoder.best is None and (self.shard.is_last or not self.shard.leads)
+        if output is not None and output.is_cuda and unheard:  # a turn takes as long as its device needs
+            torch.cuda.current_stream(output.device).synchronize()
+        if not self.shard.leads:
             output = None  # the leader has it
         picked = iter(self._pick(ran, output))
         handed = None

@@ -31,7 +31,7 @@ from zrt.runtime.compute.linear import Linear
 from zrt.runtime.compute.paged_cache import PagedKVCache
 from zrt.runtime.compute.picking import Picking
 from zrt.runtime.compute.shard import Block, Shard
-from zrt.runtime.compute.workspace import Views, Workspace
+from zrt.runtime.compute.workspace import Views
 from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
 
@@ -68,32 +68,36 @@ class GpuDecoder(Decoder):
     def capture(self, tuned: Path | None = None, tick: Callable[[int, int], None] | None = None) -> None:
         """Capture the graphs of all batch sizes, the greatest first, in one pool of memory, once the products have the shapes that suit the card:
         what was found is kept in the folder `tuned`. `tick(graphs captured, graphs in all)` is called before and after each."""
-        singles = [size for size in GRAPH_SIZES if size < self._sessions]
-        singles.append(min((size for size in GRAPH_SIZES if size >= self._sessions), default=GRAPH_SIZES[-1]))
-        prompts = sizes(self.pages.context, self._sessions)
-        workspace = Workspace(self.shard.spec, self.shard.dtype, self.shard.device)
-        pool = None
         with _no_collection():
             if tuned is not None:
                 self._tune(Tuning(tuned, torch.cuda.get_device_name(self.shard.device)))
-            workspace.views(max(singles[-1], prompts[-1].rows))  # no later ones take the place of these
-            nbytes = max(Inputs.nbytes(self.shard, self.pages, self._rotaries, size) for size in prompts)
-            buffers = Buffers(nbytes, self.shard.device)
-            for size in reversed(prompts):
-                self._tick(tick, len(prompts) + len(singles))
-                prompt_graph = PromptGraph(self, size, workspace.views(size.rows), buffers)
-                pool = prompt_graph.capture(pool)
-                self._prompt_graphs.insert(0, prompt_graph)
-            for rows in reversed(singles):
-                self._tick(tick, len(prompts) + len(singles))
-                graph = Graph(self, rows, workspace.views(rows))
-                pool = graph.capture(pool)
-                self._graphs[rows] = graph
-            self._tick(tick, len(prompts) + len(singles))
+            try:
+                self._capture(tick)
+            except BaseException:
+                self._end_graphs()  # what they hold of a group would keep it from ending
+                raise
 
-    def _tick(self, tick: Callable[[int, int], None] | None, graphs: int) -> None:
+    def _capture(self, tick: Callable[[int, int], None] | None) -> None:
+        singles = [size for size in GRAPH_SIZES if size < self._sessions]
+        singles += [size for size in GRAPH_SIZES if size >= self._sessions][:1]
+        prompts = sizes(self.pages.context, self._sessions)
+        self._workspace.views(max(singles[-1], prompts[-1].rows))  # no later ones take the place of these
+        nbytes = max(Inputs.nbytes(self.shard, self.pages, self._rotaries, size) for size in prompts)
+        buffers, pool = Buffers(nbytes, self.shard.device), None
+        total = len(prompts) + len(singles)
+        for done, size in enumerate(reversed(prompts)):
+            if tick is not None:
+                tick(done, total)
+            prompt_graph = PromptGraph(self, size, self._workspace.views(size.rows), buffers)
+            self._prompt_graphs.insert(0, prompt_graph)
+            pool = prompt_graph.capture(pool)
+        for done, rows in enumerate(reversed(singles), len(prompts)):
+            if tick is not None:
+                tick(done, total)
+            graph = self._graphs[rows] = Graph(self, rows, self._workspace.views(rows))
+            pool = graph.capture(pool)
         if tick is not None:
-            tick(len(self._prompt_graphs) + len(self._graphs), graphs)
+            tick(total, total)
 
     def _tune(self, tuning: Tuning) -> None:
         if self._plain is not None:
@@ -105,6 +109,9 @@ class GpuDecoder(Decoder):
         """Free the graphs: a group can end only when none holds its operations any more."""
         self._before, self._ahead = None, None
         torch.cuda.current_stream(self.shard.device).synchronize()
+        self._end_graphs()
+
+    def _end_graphs(self) -> None:
         for graph in self._graphs.values():
             graph.end()
         for prompt_graph in self._prompt_graphs:
@@ -173,7 +180,7 @@ class GpuDecoder(Decoder):
         return True
 
     def _mixed(self, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
-        """A batch with prompts in it, or one of more sessions than there are graphs for."""
+        """A batch with steps of several tokens, or of one whose logits nobody wants, or of more sessions than there are graphs for."""
         size = Size.of(steps)
         graph = next((graph for graph in self._prompt_graphs if graph.size.holds(size)), None)
         if graph is not None:
@@ -235,13 +242,13 @@ class GpuDecoder(Decoder):
         angles = None if which is None else inputs.angles[which]
         kv = self._kv[index]
         self._heads.place(views.qkv, block.qk_norm, self._norm_eps, angles, inputs.slots, kv)
-        singles, tiles = len(inputs.rows) > 0, len(inputs.tiles) > 0
-        if singles:
+        tiles = len(inputs.tiles) > 0
+        if len(inputs.rows):
             where = inputs.tables, inputs.lengths, inputs.rows
             self._heads.attend(index, views.qkv, kv, *where, views.attended, mixed=tiles)
         if tiles:
-            prompts = inputs.prompt_tables, inputs.tiles
-            self._heads.attend_prompts(index, views.qkv, kv, *prompts, views.attended, mixed=singles)
+            prompts = inputs.prompt_tables, inputs.tiles, inputs.prompt_rows
+            self._heads.attend_prompts(index, views.qkv, kv, *prompts, views.attended)
 
     def _whole_block(self, index: int, block: Block, inputs: Inputs, views: Views) -> None:
         block.qkv.write(self._normed(block.attention_norm, views), views.qkv)

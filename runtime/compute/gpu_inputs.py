@@ -62,8 +62,8 @@ class Inputs:
 
     On the device: `ids` int64 [rows] or `hidden` [rows, hidden]; `slots` int64 [rows], where in the pool each row's keys and values go; of every
     rope cos and sin [rows, rope_dim] (`angles`); `asked`, the rows whose logits are asked for; of each single its `rows` number, the `lengths` of
-    its history (itself included) and its `tables` of pages, all int32; of the longer steps their `prompt_tables`, and the `tiles` they are cut
-    into (gpu_kernels.Heads.attend_prompts).
+    its history (itself included) and its `tables` of pages, all int32; of the longer steps their `prompt_rows`, their
+    `prompt_tables` and the `tiles` they are cut into (gpu_kernels.Heads.attend_prompts).
     """
 
     def __init__(
@@ -81,16 +81,15 @@ class Inputs:
         layout = _layout(shard, cache, rotaries, size)
         self._buffers = Buffers(_size(layout), shard.device) if buffers is None else buffers
         *numbers, self._x = _views(self._buffers.host, layout)
-        self._slots, self._asked, self._rows, self._lengths, self._tables, self._prompt_tables, self._tiles = (
-            part.numpy() for part in numbers[:7]
-        )
-        self._angles = list(zip(numbers[7::2], numbers[8::2], strict=True))
+        on_host = [part.numpy() for part in numbers[:8]]
+        self._slots, self._asked, self._rows, self._lengths, self._tables = on_host[:5]
+        self._prompt_rows, self._prompt_tables, self._tiles = on_host[5:]
+        self._angles = list(zip(numbers[8::2], numbers[9::2], strict=True))
         *numbers, self.ids = _views(self._buffers.device, layout)
         self.hidden = self.ids
-        self.slots, self._asked_there, self.rows, self.lengths, self.tables, self.prompt_tables, self.tiles, *angles = (
-            numbers
-        )
-        self.angles = list(zip(angles[::2], angles[1::2], strict=True))
+        self.slots, self._asked_there, self.rows, self.lengths, self.tables = numbers[:5]
+        self.prompt_rows, self.prompt_tables, self.tiles = numbers[5:8]
+        self.angles = list(zip(numbers[8::2], numbers[9::2], strict=True))
         self._asking = 0
         self._nbytes = self._before_x = _size(layout[:-1])
         self._handed: list[tuple[int, HandedRows]] = []
@@ -125,7 +124,7 @@ class Inputs:
         self._slots[count:] = cache.spare_page * page
         positions: list[int] = []
         lengths: list[int] = []
-        single, prompt = 0, 0
+        single, prompt, tokens = 0, 0, 0
         tiles: list[tuple[int, int, int, int]] = []
         asked: list[int] = []
         for step in steps:
@@ -143,7 +142,8 @@ class Inputs:
                 self._prompt_tables[prompt, : len(table)] = table
                 for start in range(0, step.n, self._tile):
                     tiles.append((row + start, min(self._tile, step.n - start), step.seq_pos + start, prompt))
-                prompt += 1
+                self._prompt_rows[tokens : tokens + step.n] = np.arange(row, row + step.n)
+                prompt, tokens = prompt + 1, tokens + step.n
             positions += range(step.seq_pos, step.seq_pos + step.n)
             lengths += (max(position + 1, step.rope_length) for position in positions[row:])
         padding = len(self._rows) - single
@@ -151,6 +151,9 @@ class Inputs:
             self._rows[single:] = np.arange(len(self._slots) - padding, len(self._slots))
             self._lengths[single:] = 1
             self._tables[single:, 0] = cache.spare_page
+        self._prompt_rows[tokens:] = (
+            tiles[0][0] if tiles else len(self._slots) - 1
+        )  # one of theirs once more, or one that pads
         self._tiles[len(tiles) :, 1] = 0
         if tiles:
             self._tiles[: len(tiles)] = tiles
@@ -185,6 +188,7 @@ def _layout(shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], size:
         ((size.singles,), torch.int32),
         ((size.singles,), torch.int32),
         ((size.singles, width), torch.int32),
+        ((size.tokens,), torch.int32),
         ((size.prompts, width), torch.int32),
         ((size.tokens // query_tile(shard.dtype) + size.prompts, 4), torch.int32),
         *[((rows, spec.rope_dim), shard.dtype)] * (2 * len(rotaries)),

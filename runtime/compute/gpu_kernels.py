@@ -11,6 +11,7 @@ from zrt.runtime.compute import triton_kernels as kernels
 from zrt.runtime.compute import triton_prompt
 from zrt.runtime.compute.attention import AttentionSpec
 from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.triton_dependent import DEPENDENT
 
 ATTENTION_TILE: Final = 64
 LATENT_TILE: Final = 32
@@ -24,15 +25,18 @@ MANY_ROWS: Final = 128
 MIXED_SPLITS: Final = 8
 MIXED_PARTS: Final = 512
 """Of each history, and in all, for decodes beside prompts: most rows are padding then, and the others need them."""
-PROMPT_SPLITS: Final = 8
-PROMPT_PARTS: Final = 1024
-"""Of each history, and in all, for prompts alone that are short: their histories may be long."""
+PROMPT_SPLITS: Final = (4, 8)
+PROMPT_PARTS: Final = 1 << 15
+"""Of each history of a prompt, from how many on it is worth it and at most; and in all, times heads: where there are few tokens, multiprocessors
+have nothing to do without."""
 QUERY_TILE: Final = 64
 """Tokens of a prompt that a program attends with; of float32 half as many."""
 PROMPT_TILE_BYTES: Final = 1 << 14
 """Keys that a program looks at together then."""
-SHARED_BYTES: Final = 160 << 10
-"""Memory of a multiprocessor from which on three such tiles are under way at once, else two."""
+STAGES: Final = 3
+"""How far loads go ahead in the loop over a history; each stage is less than a tile, since the page's number is loaded before it."""
+SHARED_SPARE: Final = 12 << 10
+"""What a program needs of its multiprocessor's memory beside its queries and a tile of keys and values."""
 GATE_TILE: Final = 1024
 BEST_TILE: Final = 4096
 
@@ -55,7 +59,7 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         width,
         _power(width),
         num_warps=8 if width > 1024 else 4,
-        launch_pdl=True,
+        launch_pdl=DEPENDENT,
     )
 
 
@@ -63,7 +67,7 @@ def gate_rows(gate_up: Tensor, is_silu: bool) -> None:
     """gate = activation(gate) * up, in place of contiguous [rows, 2 x width]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     grid = (rows, -(-width // GATE_TILE))
-    kernels.gate_rows[grid](gate_up, width, GATE_TILE, is_silu, num_warps=4, launch_pdl=True)
+    kernels.gate_rows[grid](gate_up, width, GATE_TILE, is_silu, num_warps=4, launch_pdl=DEPENDENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ def one_row_product(
         gate,
         add,
         num_warps=shape.warps,
-        launch_pdl=True,
+        launch_pdl=DEPENDENT,
     )
 
 
@@ -118,8 +122,8 @@ def best(logits: Tensor) -> Tensor:
     tops = torch.empty(rows, tiles, device=logits.device)
     indices = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
     result = torch.empty(2, rows, dtype=torch.float64, device=logits.device)
-    kernels.best_of_tile[(rows, tiles)](logits, tops, indices, width, BEST_TILE, num_warps=8, launch_pdl=True)
-    kernels.best_of_row[(rows,)](tops, indices, result, tiles, _power(tiles), num_warps=1, launch_pdl=True)
+    kernels.best_of_tile[(rows, tiles)](logits, tops, indices, width, BEST_TILE, num_warps=8, launch_pdl=DEPENDENT)
+    kernels.best_of_row[(rows,)](tops, indices, result, tiles, _power(tiles), num_warps=1, launch_pdl=DEPENDENT)
     return result
 
 
@@ -131,11 +135,10 @@ class Heads:
         self._attention = attention
         self._page_tokens = page_tokens
         self._padded = _power(spec.head_dim, 16)
-        self._parts = torch.empty(PROMPT_PARTS * spec.num_heads * spec.head_dim, device=device)
-        self._stats = torch.empty(PROMPT_PARTS * spec.num_heads * 2, device=device)
-        self._rows = torch.arange(PROMPT_PARTS, dtype=torch.int32, device=device)
-        shared = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
-        self._prompt_stages = 3 if shared >= SHARED_BYTES else 2
+        parts = max(PROMPT_PARTS, MIXED_PARTS * spec.num_heads)
+        self._parts = torch.empty(parts * spec.head_dim, device=device)
+        self._stats = torch.empty(parts * 2, device=device)
+        self._shared = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
     def place(
         self,
@@ -168,7 +171,7 @@ class Heads:
             angles is not None,
             together,
             num_warps=1 if together == 1 and self._padded <= 128 else 4,
-            launch_pdl=True,
+            launch_pdl=DEPENDENT,
         )
 
     def attend(
@@ -190,6 +193,8 @@ class Heads:
         if mixed:
             splits = max(splits, min(MIXED_SPLITS, MIXED_PARTS // _power(count)))
         is_long = splits < LATENT_SPLITS
+        group = _power(spec.num_heads // spec.num_kv_heads, 16)
+        tile = self._tile(group, ATTENTION_TILE if is_long else LATENT_TILE, qkv.dtype)
         window = self._attention.windows[block]
         softcap = self._attention.softcap
         kernels.attend[(spec.num_kv_heads, splits, count)](
@@ -207,29 +212,40 @@ class Heads:
             window or 0,
             softcap is not None,
             self._page_tokens,
-            ATTENTION_TILE if is_long else LATENT_TILE,
+            tile,
             splits,
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_dim,
             self._padded,
-            _power(spec.num_heads // spec.num_kv_heads, 16),
-            3 if is_long else 2,
+            group,
+            STAGES if is_long else 2,
             num_warps=4 if is_long else 1,
-            launch_pdl=True,
+            launch_pdl=DEPENDENT,
         )
         if splits > 1:
-            self._combine(rows, splits, out, holes=False)
+            self._combine(rows, splits, out, tiled=False)
 
     def attend_prompts(
-        self, block: int, qkv: Tensor, kv: Sequence[Tensor], tables: Tensor, tiles: Tensor, out: Tensor, *, mixed: bool
+        self,
+        block: int,
+        qkv: Tensor,
+        kv: Sequence[Tensor],
+        tables: Tensor,
+        tiles: Tensor,
+        rows: Tensor,
+        out: Tensor,
     ) -> None:
-        """Attention of steps of several tokens, cut into `tiles` int32 [tiles, 4] (see triton_prompt), of which each has at most `query_tile` rows,
-        with `tables` int32 [n, pages]; into the same rows of `out` [batch, heads x head_dim]. `mixed`: beside decodes."""
-        spec, count = self._spec, len(out)
-        splits = 1 if mixed else max(1, min(PROMPT_SPLITS, PROMPT_PARTS // _power(count)))
-        if splits < PROMPT_SPLITS // 2:  # then there are programs enough
+        """Attention of the batch's rows numbered `rows` int32 [n], those of steps of several tokens, which are cut into `tiles` int32 [tiles, 4]
+        (see triton_prompt) of at most `query_tile` rows, in pages `tables` int32 [steps, pages]; into the same rows of `out`."""
+        spec = self._spec
+        least, most = PROMPT_SPLITS
+        splits = min(most, PROMPT_PARTS // (_power(len(out)) * _power(spec.num_heads)))
+        if splits < least:
             splits = 1
+        queries = query_tile(qkv.dtype)
+        tile = min(ATTENTION_TILE, PROMPT_TILE_BYTES // (self._padded * qkv.dtype.itemsize))
+        tile = self._tile(queries, max(16, tile), qkv.dtype)
         window, softcap = self._attention.windows[block], self._attention.softcap
         triton_prompt.attend_tile[(spec.num_heads, len(tiles), splits)](
             qkv,
@@ -245,21 +261,28 @@ class Heads:
             window or 0,
             softcap is not None,
             self._page_tokens,
-            query_tile(qkv.dtype),
-            min(64, max(16, PROMPT_TILE_BYTES // (self._padded * qkv.dtype.itemsize))),
+            queries,
+            tile,
             splits,
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_dim,
             self._padded,
-            self._prompt_stages,
+            STAGES,
             num_warps=4,
-            launch_pdl=True,
+            launch_pdl=DEPENDENT,
         )
         if splits > 1:
-            self._combine(self._rows[:count], splits, out, holes=True)
+            self._combine(rows, splits, out, tiled=True)
 
-    def _combine(self, rows: Tensor, splits: int, out: Tensor, *, holes: bool) -> None:
+    def _tile(self, queries: int, most: int, dtype: torch.dtype) -> int:
+        """So many tokens of history as a multiprocessor has room for."""
+        row = self._padded * dtype.itemsize
+        while most > 16 and (queries + 2 * most) * row > self._shared - SHARED_SPARE:
+            most //= 2
+        return most
+
+    def _combine(self, rows: Tensor, splits: int, out: Tensor, *, tiled: bool) -> None:
         spec = self._spec
         kernels.combine[(spec.num_heads, len(rows))](
             rows,
@@ -270,9 +293,9 @@ class Heads:
             spec.num_heads,
             spec.head_dim,
             self._padded,
-            holes,
+            tiled,
             num_warps=4,
-            launch_pdl=True,
+            launch_pdl=DEPENDENT,
         )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zrt.runtime.compute.gpu_decoder import GpuDecoder
 
 TOKENS_ALONE: Final = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-TOKENS_BESIDE: Final = (64, 128, 256, 512)
+TOKENS_BESIDE: Final = (64, 128, 256, 512, 1024)
 """Rows of prompts that graphs are captured for: of prompts alone, and with sessions that decode in the same turn."""
 SESSIONS_BESIDE: Final = (16, 64, 256)
 """How many of these, up to those that there may be."""
@@ -29,14 +29,16 @@ PROMPTS: Final = 16
 
 def sizes(context: int, sessions: int) -> list[Size]:
     """Of the graphs of a decoder, the smallest first."""
-    found = [Size(tokens, min(PROMPTS, sessions), 0) for tokens in _up_to(context, TOKENS_ALONE)]
-    for tokens in _up_to(context, TOKENS_BESIDE):
-        found += [Size(tokens, min(PROMPTS, sessions), beside) for beside in _up_to(sessions, SESSIONS_BESIDE)]
+    prompts = min(PROMPTS, sessions)
+    found = [Size(tokens, prompts, 0) for tokens in _up_to(context * prompts, TOKENS_ALONE)]
+    if sessions > 1:
+        for tokens in _up_to(context * prompts, TOKENS_BESIDE):
+            found += [Size(tokens, prompts, beside) for beside in _up_to(sessions - 1, SESSIONS_BESIDE)]
     return sorted(found, key=lambda size: size.rows)
 
 
 def _up_to(most: int, numbers: Iterable[int]) -> Iterator[int]:
-    """Those below `most`, and one that is not."""
+    """Of rising numbers those below `most`, and then `most` itself if there is a greater one."""
     for number in numbers:
         yield min(number, most)
         if number >= most:

@@ -10,6 +10,7 @@ from torch import Tensor
 from zrt.runtime.compute import triton_cuts, triton_kernels, triton_sampling
 from zrt.runtime.compute.gpu_kernels import BEST_TILE
 from zrt.runtime.compute.sampling import GREEDY
+from zrt.runtime.compute.triton_dependent import DEPENDENT
 
 NARROWINGS: Final = 3
 """Each leaves about a sixteenth of a bracket, so that few tokens are in it after these."""
@@ -66,7 +67,7 @@ def draw(logits: Tensor, knobs: Tensor) -> Tensor:
     result = torch.empty(2, rows, dtype=torch.float64, device=device)
     seen = (logits, tops, knobs)
     sizes = (width, tiles)
-    launch = {"num_warps": WARPS, "launch_pdl": True}
+    launch = {"num_warps": WARPS, "launch_pdl": DEPENDENT}
     lean = {**launch, "maxnreg": 128}  # two programs a multiprocessor
     triton_kernels.best_of_tile[(rows, tiles)](logits, tops, indices, width, BEST_TILE, **launch)
     before, after = states

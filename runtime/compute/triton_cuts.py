@@ -15,7 +15,8 @@ greatest and the least image in the bracket. Knobs are KNOBS numbers a row, floa
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from zrt.runtime.compute.triton_dependent import launch_dependents, wait
 
 CUTS = tl.constexpr(16)
 RECORD = tl.constexpr(32)
@@ -140,8 +141,8 @@ def narrow(
     """Weigh CUTS places of the bracket in one tile of one row. STEP counts from 0; the first of all needs no state before it."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     temperature = tl.load(knob_ptr + row * KNOBS)
     if STEP > 0:
         lo, hi, above, enough, top = _narrowed(
@@ -212,8 +213,8 @@ def collect(
     """The images of one tile that are still in the bracket, as many as a segment has room for, and how many there are."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     lo, hi, above, enough, top = _narrowed(before_ptr, before_part_ptr, knob_ptr, row, tiles, False, MASS, PADDED)
     if tile == 0:
         _store_state(state_ptr, row, lo, hi, above, enough, top)
@@ -246,8 +247,8 @@ def settle(
 ):
     """The cut of one row. After top-k comes the bracket of top-p; after top-p, in place of `lo`, how far below the greatest logit a token may be."""
     row = tl.program_id(0)
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     temperature = tl.load(knob_ptr + row * KNOBS)
     lo, hi, above, enough, top = _load_state(before_ptr, row)
     if hi - lo > 1:

@@ -1,12 +1,12 @@
 """Kernels of the decoder on NVIDIA GPUs, in Triton. Each computes in float32 and rounds its result once.
 
-All take part in programmatic dependent launch: a kernel may start while the one before it ends, loads what nobody writes (weights), and
-waits before it touches anything else. As every program waits, whatever ran earlier is complete then.
+All take part in programmatic dependent launch (triton_dependent.py).
 """
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from zrt.runtime.compute.triton_dependent import launch_dependents, wait
 
 
 @triton.jit
@@ -16,8 +16,8 @@ def norm_rows(x_ptr, weight_ptr, out_ptr, x_stride, out_stride, eps, WIDTH: tl.c
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
     tl.store(out_ptr + row * out_stride + column, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
@@ -29,8 +29,8 @@ def gate_rows(gate_up_ptr, WIDTH: tl.constexpr, TILE: tl.constexpr, SILU: tl.con
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < WIDTH
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     at = gate_up_ptr + row * (2 * WIDTH) + column
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
@@ -70,8 +70,8 @@ def place_heads(
     half: tl.constexpr = ROPE_DIM // 2
     rotated = d < ROPE_DIM
     other = tl.where(rotated, (d + half) % ROPE_DIM if ROTATE else d, d)
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     at = qkv_ptr + row * ((HEADS + 2 * KV_HEADS) * DIM) + head * DIM
     x = tl.load(at + d, mask=inside, other=0.0).to(tl.float32)
     slot = tl.load(slot_ptr + row)
@@ -129,8 +129,8 @@ def attend(
     split = tl.program_id(1)
     session = tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     length = tl.load(length_ptr + session)
     row = tl.load(row_ptr + session).to(tl.int64)
     first = 0
@@ -185,22 +185,23 @@ def combine(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PADDED: tl.constexpr,
-    HOLES: tl.constexpr,
+    TILED: tl.constexpr,
 ):
-    """The parts that `attend` left of one head of one session, put together. HOLES: parts that have no weight were not written."""
+    """The parts that `attend` left of one head of one session, or `attend_tile` (TILED) of one row, put together. The latter does not write parts
+    that have no weight."""
     head = tl.program_id(0)
     session = tl.program_id(1)
     split = tl.arange(0, SPLITS)
     d = tl.arange(0, PADDED)
     inside = d < DIM
-    gdc_launch_dependents()
-    gdc_wait()
+    launch_dependents()
+    wait()
     row = tl.load(row_ptr + session).to(tl.int64)
-    at = (session * HEADS + head) * SPLITS + split
+    at = ((row if TILED else session) * HEADS + head) * SPLITS + split
     top = tl.load(stat_ptr + at * 2)
     weight = tl.load(stat_ptr + at * 2 + 1)
     there = inside[None, :]
-    if HOLES:
+    if TILED:
         there = there & (weight > 0)[:, None]
     part = tl.load(part_ptr + at[:, None] * DIM + d[None, :], mask=there, other=0.0)
     share = tl.exp2(top - tl.max(top, 0))
@@ -232,11 +233,11 @@ def one_row_product(
     column = tl.arange(0, CHUNK)
     at = weight_ptr + output[:, None].to(tl.int64) * INPUTS + column[None, :]
     up_at = at + outputs.to(tl.int64) * INPUTS if GATE else at
-    gdc_launch_dependents()
+    launch_dependents()
     next_weight = tl.load(at, eviction_policy="evict_first")
     if GATE:
         next_up = tl.load(up_at, eviction_policy="evict_first")
-    gdc_wait()
+    wait()
     total = tl.zeros([ROWS, CHUNK], tl.float32)
     up_total = tl.zeros([ROWS, CHUNK], tl.float32)
     squares = tl.zeros([CHUNK], tl.float32)
@@ -275,8 +276,8 @@ def best_of_tile(logits_ptr, top_ptr, index_ptr, width, TILE: tl.constexpr):
     row = tl.program_id(0)
     tile = tl.program_id(1)
     token = tile * TILE + tl.arange(0, TILE)
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     logits = tl.load(logits_ptr + row.to(tl.int64) * width + token, mask=token < width, other=float("-inf"))
     logits = logits.to(tl.float32)
     top = tl.max(logits, 0)
@@ -293,8 +294,8 @@ def best_of_row(top_ptr, index_ptr, best_ptr, tiles, PADDED: tl.constexpr):
     row = tl.program_id(0)
     tile = tl.arange(0, PADDED)
     inside = tile < tiles
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     tops = tl.load(top_ptr + row * tiles + tile, mask=inside, other=float("-inf"))
     indices = tl.load(index_ptr + row * tiles + tile, mask=inside, other=2147483647)
     top = tl.max(tops, 0)

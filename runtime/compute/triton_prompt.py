@@ -2,7 +2,8 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from zrt.runtime.compute.triton_dependent import launch_dependents, wait
 
 
 @triton.jit
@@ -100,8 +101,8 @@ def attend_tile(
     at_tile = tile_ptr + (tl.num_programs(1) - 1 - tl.program_id(1)) * 4
     split = tl.program_id(2)
     kv_head = head // (HEADS // KV_HEADS)
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     row = tl.load(at_tile).to(tl.int64)
     count = tl.load(at_tile + 1)
     first = tl.load(at_tile + 2)

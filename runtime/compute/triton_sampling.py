@@ -5,9 +5,9 @@ A token is the inverse of the cumulative distribution at the row's number, in th
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from zrt.runtime.compute.triton_cuts import KNOBS, RECORD, greatest_of, load_tile, mass_of
+from zrt.runtime.compute.triton_dependent import launch_dependents, wait
 
 
 @triton.jit
@@ -15,8 +15,8 @@ def weigh(logits_ptr, top_ptr, knob_ptr, state_ptr, mass_ptr, width, tiles, TILE
     """float64 mass [rows, tiles] of the tokens that may be drawn."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     temperature = tl.load(knob_ptr + row * KNOBS)
     least = tl.load(state_ptr + row * RECORD)
     top = tl.load(state_ptr + row * RECORD + 4)
@@ -45,8 +45,8 @@ def choose(
 ):
     """Of one row: float64 result [2, rows], the greatest logit and the token where the cumulative distribution passes the row's number."""
     row = tl.program_id(0)
-    gdc_wait()
-    gdc_launch_dependents()
+    wait()
+    launch_dependents()
     temperature = tl.load(knob_ptr + row * KNOBS)
     best = greatest_of(top_ptr, row, tiles, PADDED)
     tile = tl.arange(0, PADDED)

@@ -135,5 +135,5 @@ def test_weights_from_files_come_whole_and_graphs_are_counted(make_model: Callab
         device="cuda:0",
         captured=lambda done, count: graphs.append((done, count)),
     )
-    count = 3 + 5 + 3  # of decodes, of prompts alone, and of both
+    count = 3 + 9 + 5  # of decodes, of prompts alone, and of both
     assert graphs == [(done, count) for done in range(count + 1)]
