@@ -15,7 +15,7 @@ PAGE, PAGES = 16, 400
 CONFIG = {"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
 CONFIG |= {"max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "hidden_act": "silu"}
 HEADS = {"four of one": (8, 2, 64), "three of one": (6, 2, 80), "all of one": (16, 1, 128), "each its own": (4, 4, 256)}
-SEES = {"all": (None, None), "a window": (100, None), "capped": (None, 20.0), "a capped window": (33, 5.0)}
+SEES = {"all": (None, None), "a window": (100, None), "a capped window": (33, 5.0)}
 STEPS = {
     "short ones after long histories": [(3000, 20), (0, 33), (511, 1), (63, 65)],
     "long ones": [(0, 300), (1000, 1), (17, 400), (0, 1)],
