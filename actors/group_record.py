@@ -28,11 +28,14 @@ class GroupRecord:
         self._formed = 0.0
         self._steps = self._fan_out_us = 0
         self._serial = 0
+        self._failed: set[int] = set()
+        """Ranks of this group that are known to have failed."""
         self._recent: deque[tuple[float, GroupStep]] = deque(maxlen=KEPT)
 
     def begin(self) -> None:
         """A group is formed anew."""
         self.state, self._comm_id, self._formed = "forming", "", 0.0
+        self._failed.clear()
         for load in self.ranks:
             load.state = "starting"
 
@@ -56,9 +59,12 @@ class GroupRecord:
         self.ranks[0].state = "starting"
 
     def blame(self, rank: int, error: ZrtError) -> None:
+        """A rank that fails does so once a group, in however many ways that shows."""
         load = self.ranks[rank]
-        load.errors += 1
+        load.errors += rank not in self._failed
         load.error = str(error)
+        if error.kind == "rank_failed":
+            self._failed.add(rank)
 
     def ran(
         self,
@@ -73,7 +79,7 @@ class GroupRecord:
     ) -> None:
         """An operation is over. Of those that went well only steps, which have sessions, are told of."""
         for rank, error in enumerate(errors):
-            if error is not None:
+            if error is not None and rank not in self._failed:  # else better is known: how its process ended
                 self.blame(rank, error)
         failed = any(errors)
         if not sessions and not failed:

@@ -258,6 +258,22 @@ async def test_whatever_is_not_refused_by_all_alike_breaks_the_group(
         assert said is None or f"rank {rank} {said.kind}: {said.message}" in error.message
 
 
+@pytest.mark.parametrize("step_first", [False, True])
+def test_a_rank_that_is_lost_is_one_error(step_first: bool) -> None:
+    """Whichever the leader hears of first: that its process ended, or that it answers a step no more."""
+    ended, record = ZrtError("rank_failed", "killed by signal 9"), GroupRecord(2, 1)
+    for group in (1, 2):
+        record.begin()
+        for news in (step_first, not step_first):
+            if news:
+                times = {"fan_out_us": 0, "forward_us": [0, 0], "drain_us": [0, 0]}
+                record.ran("step_batch", sessions=1, rows=1, **times, errors=[None, GONE])  # type: ignore[arg-type]
+            else:
+                record.blame(1, ended)
+        load = record.load().ranks[1]
+        assert (load.errors, load.error) == (group, str(ended))
+
+
 @pytest.mark.chaos
 async def test_a_leader_that_raises_alone_frees_the_ranks_and_rebuilds(folder: Path) -> None:
     async with ranked(folder) as cluster:
