@@ -1,14 +1,16 @@
 """Where a decode step on one GPU goes: kernels by kind, and what the device waits for, without a cluster around the engine.
 
-    python bench/gpu_parts.py [--sessions N ...] [--blocks N]
+    python bench/gpu_parts.py [--sessions N ...] [--blocks N] [--prompts]
 
 The model has Qwen3-8B's shape, random weights, bfloat16; sessions have 512 tokens of context. `engine_ms` is a step as the lane sees it, without
 the profiler. The shares are of a step's time on the device under the profiler: for each kind of kernel the time in which one of them runs and
-none of a kind named before it (dependent launches overlap), and `gaps`, in which none does. Prints one JSON object.
+none of a kind named before it (dependent launches overlap), and `gaps`, in which none does. With `--prompts` it is turns of prompts instead, in ms,
+after histories of several lengths. Prints one JSON object.
 """
 
 import argparse
 import json
+import statistics
 import time
 from typing import Any
 
@@ -25,6 +27,9 @@ from zrt.runtime.compute.weights import RandomCheckpoint
 from zrt.runtime.messages.sampling import Sampling
 
 CONTEXT = 512
+PROMPTS = ((32, 0), (128, 0), (256, 0), (512, 0), (1024, 0), (2048, 0), (64, 15360), (512, 15360))
+"""Tokens, and those of the history before them."""
+ROUNDS = 5
 STEPS = 40
 PROFILED = 10
 KINDS = {
@@ -86,10 +91,26 @@ def parts(engine: Engine, sessions: int) -> dict[str, Any]:
     return {"engine_ms": round(engine_ms, 3), "shares": {**shares, "gaps": round(1 - busy(every) / whole, 3)}}
 
 
+def prompt_ms(engine: Engine, tokens: int, history: int) -> float:
+    """A turn of so many tokens that ends with a pick: the median of a few, each of a session of its own."""
+    sampler, times = Sampler(Sampling(temperature=0.0)), []
+    for key in range(ROUNDS):
+        ids = (torch.arange(history + tokens) * 31 + key) % 100000
+        for start in range(0, history, 2048):
+            part = ids[start : min(start + 2048, history)]
+            engine.turn([Work(key, start, len(part), part, opens=0 if start else history + tokens)])
+        started = time.perf_counter()
+        engine.turn([Work(key, history, tokens, ids[history:], sampler, opens=0 if history else tokens)])
+        times.append(1e3 * (time.perf_counter() - started))
+        engine.close(key)
+    return round(statistics.median(times), 2)
+
+
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--sessions", type=int, nargs="+", default=[1, 16, 64])
     words.add_argument("--blocks", type=int, default=36)
+    words.add_argument("--prompts", action="store_true", help="turns of prompts instead")
     asked = words.parse_args()
     spec = spec_from_config(SHAPE | {"num_hidden_layers": asked.blocks})
     engine = read_engine(
@@ -98,11 +119,14 @@ def main() -> None:
         (0, asked.blocks - 1),
         dtype=torch.bfloat16,
         kv_bytes=12 << 30,
-        context=4096,
+        context=16384 if asked.prompts else 4096,
         sessions=max(asked.sessions),
         device="cuda:0",
     )
-    figures = {f"sessions_{count}": parts(engine, count) for count in asked.sessions}
+    if asked.prompts:
+        figures: dict[str, Any] = {f"{n}, {history}": prompt_ms(engine, n, history) for n, history in PROMPTS}
+    else:
+        figures = {f"sessions_{count}": parts(engine, count) for count in asked.sessions}
     print(json.dumps({"bench": "gpu_parts", "card": torch.cuda.get_device_name(), **figures}))
 
 
