@@ -113,6 +113,7 @@ class BlockServer(Member):
     async def stop(self) -> None:
         self.state = "stopped"
         self._handovers.stop()
+        self.turns.take_backend(None, 1)
         await self.blocks.end()
         await super().stop()
         self.turns.lane.close()

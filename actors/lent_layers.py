@@ -18,7 +18,6 @@ import torch
 from zrt.actors.layer_setup import LentModel, set_up
 from zrt.actors.lent_run import LentRun, Numbers
 from zrt.actors.lent_worker import STEP_S, LentWorker
-from zrt.runtime.actor import Actor
 from zrt.runtime.compute.engine import Engine, Holding
 from zrt.runtime.compute.layout import block_bytes, embedding_bytes, ends_bytes
 from zrt.runtime.compute.linear import Linear
@@ -27,6 +26,7 @@ from zrt.runtime.compute.split import kv_pages
 from zrt.runtime.compute.turn import Outcome, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.lane import Lane
+from zrt.runtime.member import Member
 from zrt.runtime.messages.control import Address, Assignment, Lend
 from zrt.runtime.messages.layers import CloseLayers, LayersClosed, LayersOpened, OpenLayers
 from zrt.runtime.tasks import together
@@ -80,7 +80,7 @@ class LentLayers:
     `own` are its engines, which the next one may go on with.
     """
 
-    def __init__(self, actor: Actor, lane: Lane, lost: Callable[[ZrtError], None]) -> None:
+    def __init__(self, actor: Member, lane: Lane, lost: Callable[[ZrtError], None]) -> None:
         self.engine: Holding
         self.broken: ZrtError | None = None
         self.own: dict[OwnRun, Engine] = {}
@@ -152,7 +152,9 @@ class LentLayers:
         if self.broken is not None:
             return
         self.broken = error
-        log.warning("%s: %s", self._actor.name, error)
+        ends = self._actor.goes_down or self._actor.ended.is_set()  # and all others with it
+        level = logging.INFO if ends else logging.WARNING
+        log.log(level, "%s: %s", self._actor.name, error)
         self._forget()
         self._lost(error)
 

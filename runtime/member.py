@@ -270,8 +270,8 @@ class Member(Actor):
         self.spawn(self._send_beat(self._beats), "beat")
 
     async def _send_beat(self, beats: Periodic) -> None:
+        beat = Beat(self.state, self.lag_ms, resident_memory(), self.load(), self._room_bytes())
         try:
-            beat = Beat(self.state, self.lag_ms, resident_memory(), self.load(), self._room_bytes())
             await self.ask_coordinator(beat, timeout=SILENCE_S)
         except ZrtError as error:
             if beats is self._beats:  # else it belongs to an earlier registration

@@ -131,7 +131,7 @@ class Roster:
         entry = self.known(address)
         if message.load is not None:
             seconds = now - entry.last_beat
-            if seconds > 0:
+            if seconds > 0 and entry.beaten:  # else it may have worked long before it was heard here
                 entry.busy_share = min(1.0, (message.load.busy_us - entry.load.busy_us) / 1e6 / seconds)
                 entry.tokens_s = max(0, message.load.tokens - entry.load.tokens) / seconds
             entry.load = message.load

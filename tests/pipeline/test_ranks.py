@@ -50,6 +50,13 @@ async def test_many_sessions_over_split_stages_say_what_they_say_over_one_proces
     assert longer == await alone(folder, [*prompts[0], *wanted[0]], 8)
 
 
+async def test_a_leader_that_ends_can_still_say_how_it_is(folder: Path) -> None:
+    """Its beats go on until the last rank is gone."""
+    async with ranked(folder) as cluster:
+        assert cluster.servers[0].load().kv.total
+    assert cluster.servers[0].load().group is not None
+
+
 async def test_clients_see_the_ranks_and_their_last_steps(folder: Path) -> None:
     async with ranked(folder) as cluster:
         await cluster.greedy(PROMPT, 12)

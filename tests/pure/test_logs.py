@@ -110,6 +110,8 @@ def test_what_was_said_is_found_in_an_object() -> None:
     for line, *_ in LINES[:2] + LINES[3:4]:
         assert log_lines.as_said(log_lines.as_object(line)) == line
     assert log_lines.as_said(OBJECT) == "stage0: is ready"
+    told = logs.as_json(1.0, "info", "coordinator", "journal", "state: is ready", where="stage0")
+    assert log_lines.as_said(told) == "coordinator: state: is ready where=stage0"
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -103,6 +103,16 @@ def test_a_route_has_one_ready_replica_a_stage_the_least_loaded() -> None:
     assert [address.name for address in roster.pipeline.route() or []] == ["stage0", "stage1.1"]
 
 
+def test_what_was_done_before_the_first_beat_is_no_rate() -> None:
+    """After a restart of the coordinator its processes have a past."""
+    roster = make_roster()
+    address = join(roster, "stage0")
+    entry = roster.beat(address, Beat("ready", 0, 0, Load(busy_us=9_000_000, tokens=500)), 1.0)
+    assert (entry.busy_share, entry.tokens_s) == (0, 0)
+    entry = roster.beat(address, Beat("ready", 0, 0, Load(busy_us=9_500_000, tokens=530)), 2.0)
+    assert (entry.busy_share, entry.tokens_s) == (0.5, 30)
+
+
 def test_a_name_belongs_to_one_living_process() -> None:
     roster = make_roster()
     make_ready(roster, "stage0")
