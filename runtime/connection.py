@@ -21,6 +21,9 @@ SILENCE_S: Final = 10.0
 STALL_S: Final = 5.0
 """After this long without a word another connection is tried: this one may be dead without our having been told."""
 
+UNREAD_BYTES: Final = 64 << 10
+"""Of a client that is stopped lie in its kernel: the cluster sees no sooner that it takes nothing, and computes on for it until then."""
+
 
 class Connection:
     """To the coordinator at `endpoint`, while the context manager is entered. ZrtError coordinator_lost when it is not there."""
@@ -42,7 +45,7 @@ class Connection:
         self._up = asyncio.Event()
         self._down = asyncio.Event()
         self._up_since = 0.0
-        self._sockets = Sockets()
+        self._sockets = Sockets(receive_bytes=UNREAD_BYTES)
         try:
             self._link = Link(
                 self._sockets,

@@ -56,9 +56,13 @@ _WILDCARDS: Final = frozenset({"", "*", "0.0.0.0", "::"})
 class Sockets:
     """One ZeroMQ context and what is made in it. Used by one thread; whoever makes it closes it, after all its sockets."""
 
-    def __init__(self, *, connect_ms: int = CONNECT_MS, ping_timeout_ms: int = PING_TIMEOUT_MS) -> None:
+    def __init__(
+        self, *, connect_ms: int = CONNECT_MS, ping_timeout_ms: int = PING_TIMEOUT_MS, receive_bytes: int = -1
+    ) -> None:
+        """`receive_bytes` lie at most in the kernel for a DEALER that does not read; -1: as many as it likes, which may be megabytes."""
         self.connect_ms = connect_ms
         self._ping_timeout_ms = ping_timeout_ms
+        self._receive_bytes = receive_bytes
         try:
             self._context = zmq.Context(io_threads=1)
         except zmq.ZMQError as error:
@@ -111,6 +115,7 @@ class Sockets:
             raise ZrtError("bad_config", f"{endpoint} is not a place to connect to: expected tcp://HOST:PORT")
         socket = self._make(zmq.DEALER, limit, ipv6=_is_v6(host))
         socket.setsockopt(zmq.ROUTING_ID, routing_id)
+        socket.setsockopt(zmq.RCVBUF, self._receive_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, self.connect_ms)
         socket.setsockopt(zmq.HEARTBEAT_IVL, min(PING_MS, self._ping_timeout_ms // 2))
