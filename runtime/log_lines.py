@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from zrt.runtime.cluster_file import Conf, Log
 from zrt.runtime.errors import KINDS
 from zrt.runtime.foreground import FULL, drop_held_back
-from zrt.runtime.logs import FIELDS, STAMP, VARIABLE, as_json, settings, stamp
+from zrt.runtime.logs import STAMP, VARIABLE, as_json, in_words, settings, stamp
 
 
 def as_told(conf: Conf) -> Conf:
@@ -77,7 +77,6 @@ def as_said(line: str) -> str:
     """What was said before it became a line of a log."""
     try:
         said = json.loads(line)
-        fields = "".join(f" {name}={said[name]}" for name in FIELDS if name in said)
-        return f"{'zrt' if said['actor'] == 'up' else said['actor']}: {said['message']}{fields}"
+        return f"{'zrt' if said['actor'] == 'up' else said['actor']}: {said['message']}{in_words(said)}"
     except (ValueError, TypeError, KeyError):
         return STAMP.sub("", line, count=1)

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -59,7 +60,7 @@ class Text(logging.Formatter):
         self._dated = dated
 
     def format(self, record: logging.LogRecord) -> str:
-        found = "".join(f" {name}={value}" for name, value in _fields(record).items())
+        found = in_words(_fields(record))
         at, level = stamp(record.created), record.levelname.lower()
         if self._dated:
             level = f"{level} {self.actor or record.name}"
@@ -87,6 +88,11 @@ def as_json(at: float, level: str, actor: str, module: str, message: str, **said
     """A line for programs."""
     fields = {"at": round(at, 3), "level": level, "actor": actor, "module": module, "message": message[:MOST]}
     return json.dumps(fields | said)
+
+
+def in_words(said: Mapping[str, object]) -> str:
+    """The fields that are in it, as they end a line for people."""
+    return "".join(f" {name}={said[name]}" for name in FIELDS if name in said)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
