@@ -1,5 +1,6 @@
 """A cluster file (conf/*.toml) as Structs, which config.py reads: a table each, with its settings and their defaults."""
 
+import re
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -12,8 +13,14 @@ AtLeastZero = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
-DEVICE: Final = r"cpu|cuda:\d{1,4}"
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
+
+
+def device(text: str) -> str:
+    """It. ValueError: it names none."""
+    if not re.fullmatch(r"cpu|cuda:\d{1,4}", text, re.ASCII):
+        raise ValueError(f"{text!r} is no device; valid: cpu, cuda:0, cuda:1 and so on")
+    return text
 
 
 CHUNK: Final = 512

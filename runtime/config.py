@@ -1,6 +1,5 @@
 """Reads cluster files. Every mistake is named, with the valid values, before anything starts."""
 
-import re
 import tomllib
 from collections.abc import Callable
 from importlib import resources
@@ -9,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from zrt.runtime.cluster_file import DEVICE, Cluster, Conf, Kv, Lend, Limits, Log, Metrics, Model, Spares, Stage, Worker
+from zrt.runtime.cluster_file import Cluster, Conf, Kv, Lend, Limits, Log, Metrics, Model, Spares, Stage, Worker, device
 from zrt.runtime.contradictions import contradictions
 from zrt.runtime.endpoints import advertised, endpoint, is_loopback, port_unknown
 from zrt.runtime.errors import ZrtError
@@ -147,10 +146,7 @@ def _lend(value: object) -> tuple[Lend, ...]:
 
 
 def _device(value: object) -> str:
-    text = read_as(str, value, "a text such as cuda:0")
-    if not re.fullmatch(DEVICE, text, re.ASCII):
-        raise ValueError(f"{text!r} is no device; valid: cpu, cuda:0, cuda:1 and so on")
-    return text
+    return device(read_as(str, value, "a text such as cuda:0"))
 
 
 def _listen(value: object) -> str:

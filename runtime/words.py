@@ -29,11 +29,12 @@ def name(text: str) -> str:
 
 def device(text: str) -> str:
     """A device as a cluster file has it."""
-    from zrt.runtime.cluster_file import DEVICE
+    from zrt.runtime import cluster_file
 
-    if not re.fullmatch(DEVICE, text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no device; valid: cpu, cuda:0, cuda:1 and so on")
-    return text
+    try:
+        return cluster_file.device(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(text: str) -> int:
