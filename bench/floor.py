@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from zrt.runtime.compute.layout import block_bytes, head_bytes
-from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.layout import block_bytes, head_bytes
 
 TIMES = 8
 

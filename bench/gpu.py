@@ -164,7 +164,7 @@ def main() -> None:
         started = time.perf_counter()
         with open(reader) as pipe:
             process = subprocess.Popen(
-                [sys.executable, "-m", "zrt.runtime.cli", "up", str(conf)],
+                [sys.executable, "-m", "zrt.runtime.cli.main", "up", str(conf)],
                 env=os.environ | {"ZRT_HOME": home, "ZRT_READY_FD": str(writer)},
                 pass_fds=[writer],
             )

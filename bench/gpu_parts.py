@@ -20,11 +20,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.loading import read_engine
-from zrt.runtime.compute.sampling import Sampler
-from zrt.runtime.compute.spec import spec_from_config
+from zrt.runtime.compute.sampler import Sampler
 from zrt.runtime.compute.turn import Work
-from zrt.runtime.compute.weights import RandomCheckpoint
+from zrt.runtime.compute.weight_sources import RandomCheckpoint
 from zrt.runtime.messages.sampling import Sampling
+from zrt.runtime.models.architecture.spec import spec_from_config
 
 CONTEXT = 512
 PROMPTS = ((32, 0), (128, 0), (256, 0), (512, 0), (1024, 0), (2048, 0), (64, 15360), (512, 15360))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sides import cluster, family, servers
 
-from zrt.runtime.models import resolve
+from zrt.runtime.models.fetch.resolve import resolve
 
 
 def main() -> None:

@@ -26,9 +26,9 @@ from safetensors.torch import save_file
 from sides import bare_hop, text, up
 
 from zrt.runtime import Client
-from zrt.runtime.messages.client import ActorInfo
-from zrt.runtime.messages.lending import WorkerLoad
-from zrt.runtime.models import resolve
+from zrt.runtime.messages.cluster import ActorInfo
+from zrt.runtime.messages.stats import WorkerLoad
+from zrt.runtime.models.fetch.resolve import resolve
 
 LEAST_HOPS = 512
 WARM_UP = 32

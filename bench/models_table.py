@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 import transformers
-from chained import Pipeline
-from tiny_models import LONG_PROMPT, MODELS, ORIGINAL, SHORT_PROMPT, TINY, WINDOW, Tiny, save_model
+from support.chained import Pipeline
+from support.tiny_models import LONG_PROMPT, MODELS, ORIGINAL, SHORT_PROMPT, TINY, WINDOW, Tiny, save_model
 
-from zrt.runtime.compute.families import FAMILIES
-from zrt.runtime.compute.rope_spec import ROPE_TYPES
+from zrt.runtime.models.architecture.families import FAMILIES
+from zrt.runtime.models.architecture.rope_spec import ROPE_TYPES
 
 TOKENS = 64
 TEXT = torch.randint(3, 150, (40,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -23,14 +23,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from clusters import local_cluster
-from snapshots import cluster
-from tiny_models import TINY, save_model
+from support.clusters import local_cluster
+from support.snapshots import cluster
+from support.tiny_models import TINY, save_model
 
 from zrt.runtime import Client
-from zrt.runtime.changes import Snapshots, between
 from zrt.runtime.messages.client import Changes, Cluster
-from zrt.runtime.wire import decode_event, encode_event
+from zrt.runtime.wire.clients import decode_event, encode_event
+from zrt.runtime.wire.cluster_changes import Snapshots, between
 from zrt.tui.app import Top
 from zrt.tui.keys import VIEWS
 from zrt.tui.lines import Lines

@@ -16,8 +16,8 @@ from typing import Any
 from sides import Baseline, cluster, floor
 
 from zrt.runtime import Client
-from zrt.runtime.models import resolve
-from zrt.runtime.text import Tokenizer
+from zrt.runtime.models.fetch.resolve import resolve
+from zrt.runtime.text.tokenizer import Tokenizer
 
 PROMPT = "Tell me a long story about a lighthouse keeper."
 

@@ -24,7 +24,7 @@ from sides import Baseline, cluster, family, servers
 
 from zrt.runtime import Client
 from zrt.runtime.messages.client import Cluster
-from zrt.runtime.models import resolve
+from zrt.runtime.models.fetch.resolve import resolve
 
 VOCABULARY = 49152
 SMALL_KV = "128MiB"

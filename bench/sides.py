@@ -88,7 +88,7 @@ def up(home: Path, text: str) -> Iterator[str]:
     reader, writer = os.pipe()
     with open(reader) as pipe:
         process = subprocess.Popen(
-            [sys.executable, "-m", "zrt.runtime.cli", "up", str(conf)],
+            [sys.executable, "-m", "zrt.runtime.cli.main", "up", str(conf)],
             env=os.environ | {"ZRT_HOME": str(home), "ZRT_READY_FD": str(writer)},
             pass_fds=[writer],
             stderr=subprocess.DEVNULL,

@@ -22,7 +22,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from zrt.runtime import Client
-from zrt.runtime.lifeline import READY_FD
+from zrt.runtime.process.lifeline import READY_FD
 from zrt.tui.app import Top
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -71,7 +71,7 @@ def cluster() -> Iterator[str]:
         path.write_text(CLUSTER)
         reader, writer = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "zrt.runtime.cli", "up", str(path)],
+            [sys.executable, "-m", "zrt.runtime.cli.main", "up", str(path)],
             env={**os.environ, READY_FD: str(writer)},
             pass_fds=(writer,),
         )

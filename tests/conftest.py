@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import TINY, save_model
+from support.tiny_models import TINY, save_model
 
-from zrt.runtime.models import resolve
+from zrt.runtime.models.fetch.resolve import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if (

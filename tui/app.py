@@ -12,9 +12,9 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Footer, Input, Static
 
-from zrt.runtime.client import Client
-from zrt.runtime.counted import counted
+from zrt.runtime.client.client import Client
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import counted
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import SessionInfo
 from zrt.tui.detail import Detail

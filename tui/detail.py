@@ -9,8 +9,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
-from zrt.runtime.counted import counted
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import counted
 from zrt.runtime.messages.client import Cluster, Finished, Piece
 from zrt.runtime.messages.cluster import Happened, SessionInfo
 from zrt.tui.feed import Feed

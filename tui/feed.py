@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-from zrt.runtime.client import Client
+from zrt.runtime.client.client import Client
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Cluster
 

@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Static
 
-from zrt.runtime.client import Stream
+from zrt.runtime.client.stream import Stream
 from zrt.runtime.errors import ZrtError
 from zrt.tui.feed import Feed
 from zrt.tui.rows import clean

@@ -10,8 +10,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from zrt.runtime.client import Client
-from zrt.runtime.counted import counted
+from zrt.runtime.client.client import Client
+from zrt.runtime.formatting import counted
 from zrt.runtime.messages.client import Cluster
 from zrt.tui.rows import Row, Style, Table, clean
 from zrt.tui.tables import SESSIONS

@@ -7,7 +7,7 @@ from typing import Final
 
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import DrainInfo, Happened, SessionInfo
-from zrt.runtime.messages.load import GroupStep
+from zrt.runtime.messages.stats import GroupStep
 from zrt.tui.rows import Column, Style, Table, sparkline
 
 

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from zrt.runtime.counted import counted
+from zrt.runtime.formatting import counted
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo
-from zrt.runtime.messages.lending import WorkerLoad
-from zrt.runtime.messages.load import RankLoad
+from zrt.runtime.messages.stats import RankLoad, WorkerLoad
 from zrt.tui.rows import Column, Style, Table, amount, bar
 
 STALE_MS: Final = 2500

@@ -11,20 +11,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.batch import Step
-from zrt.runtime.compute.decoder import Decoder
-from zrt.runtime.compute.handover import Expecting, HandedRows, Rows, joined
-from zrt.runtime.compute.pages import PoolStats
-from zrt.runtime.compute.picking import Picking
-from zrt.runtime.compute.sampling import GREEDY, Picked, pick
-from zrt.runtime.compute.session_cache import SessionCache
-from zrt.runtime.compute.shard import Shard
-from zrt.runtime.compute.spec import ModelSpec
-from zrt.runtime.compute.team import Team
+from zrt.runtime.compute.decoder.decoder import Decoder
+from zrt.runtime.compute.decoder.shard import Shard
+from zrt.runtime.compute.kv.page_pool import PoolStats
+from zrt.runtime.compute.kv.session_cache import SessionCache
+from zrt.runtime.compute.sampler import GREEDY, Picked, pick
+from zrt.runtime.compute.shared_rows.channel import Expecting, HandedRows, Rows, joined
+from zrt.runtime.compute.tensors import dtype_name
+from zrt.runtime.compute.thread_tuner import Team
 from zrt.runtime.compute.threads import BESIDE_A_GPU, configure_threads
-from zrt.runtime.compute.turn import Outcome, Passing, TurnResult, Work
+from zrt.runtime.compute.turn import Outcome, Passing, Picking, Step, TurnResult, Work
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.tensors import dtype_name
+from zrt.runtime.models.architecture.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from typing import Final
 import torch
 
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes
 from zrt.runtime.compute.loading import read_engine
-from zrt.runtime.compute.spec import ModelSpec
+from zrt.runtime.compute.tensors import dtype_name
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.turn import Work
-from zrt.runtime.compute.weights import RandomCheckpoint
-from zrt.runtime.tensors import dtype_name
+from zrt.runtime.compute.weight_sources import RandomCheckpoint
+from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, kv_token_bytes
 
 LEAST_RUNS: Final = 11
 LEAST_S: Final = 0.1

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import torch
 
-from zrt.runtime.compute.decoder import Decoder
-from zrt.runtime.compute.device_memory import check_device
+from zrt.runtime.compute.decoder.decoder import Decoder
+from zrt.runtime.compute.decoder.linear import Linear
+from zrt.runtime.compute.decoder.shard import Shard
+from zrt.runtime.compute.decoder.tp_linear import Collectives
+from zrt.runtime.compute.devices import check_device
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.kv_cache import KVCache
-from zrt.runtime.compute.layout import PAGE_TOKENS
-from zrt.runtime.compute.linear import Linear
-from zrt.runtime.compute.paged_cache import PagedKVCache
-from zrt.runtime.compute.parallel import Collectives
-from zrt.runtime.compute.session_cache import PageCount
-from zrt.runtime.compute.shard import Shard
-from zrt.runtime.compute.spec import ModelSpec, read_spec
-from zrt.runtime.compute.split import Part, part_bytes
-from zrt.runtime.compute.weights import RandomCheckpoint, Source, open_checkpoint
+from zrt.runtime.compute.kv.paged_cache import PagedKVCache
+from zrt.runtime.compute.kv.session_cache import PageCount
+from zrt.runtime.compute.kv.slab_cache import KVCache
+from zrt.runtime.compute.tensors import DTYPES, dtype_name
+from zrt.runtime.compute.weight_sources import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import GPU_MEMORY, Assignment
-from zrt.runtime.models import home
-from zrt.runtime.tensors import DTYPES, dtype_name
+from zrt.runtime.messages.members import GPU_MEMORY, Assignment
+from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
+from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS
+from zrt.runtime.models.checkpoint.split import Part, part_bytes
+from zrt.runtime.models.fetch.resolve import home
 
 
 def load_engine(
@@ -87,10 +87,10 @@ def read_engine(
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
         _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, gpu_memory, group)
-        from zrt.runtime.compute import gpu_sampling  # needs Triton, which comes with torch for CUDA
+        from zrt.runtime.compute.cuda import batch_sampler  # needs Triton, which comes with torch for CUDA
 
         has_head = blocks[1] == spec.num_blocks - 1 if ends is None else ends[1]
-        compiling = gpu_sampling.compiling(spec.vocab_size, torch.device(device)) if has_head else None
+        compiling = batch_sampler.compiling(spec.vocab_size, torch.device(device)) if has_head else None
     shard = Shard.load(
         spec,
         source,
@@ -104,7 +104,7 @@ def read_engine(
         cancelled=cancelled,
     )
     if on_gpu:
-        from zrt.runtime.compute.gpu_decoder import GpuDecoder
+        from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder
 
         pages = PagedKVCache(
             shard.spec,

@@ -1,12 +1,12 @@
 """What a turn is asked to do, and what it gives."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from zrt.runtime.compute.handover import HandedRows, Outlet
-from zrt.runtime.compute.sampling import Picked, Sampler
+from zrt.runtime.compute.sampler import Picked, Sampler
+from zrt.runtime.compute.shared_rows.channel import HandedRows, Outlet
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.header import HandedOver
 
@@ -89,3 +89,40 @@ class Passing:
 
     outlet: Outlet
     begun: Callable[[HandedOver, list[int]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The forward of tokens `[seq_pos, seq_pos + n)` of one session. On the last stage `logits` asks for those of its last token.
+
+    `rope_length` is the session's `ModelSpec.rope_length`; 0 fits a session that began with no more tokens than its model's rope was made for.
+    """
+
+    key: Hashable
+    seq_pos: int
+    n: int
+    logits: bool = True
+    rope_length: int = 0
+
+
+def session_name(key: Hashable) -> str:
+    """A session as people are shown it: those that a coordinator counts in 16 hexadecimal digits, those of bare peers as they are kept."""
+    return f"{key:016x}" if isinstance(key, int) else repr(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Picking:
+    """What the caller of a forward does with its logits. `alone`: nothing, but take what the device picks from them.
+
+    `draw` says of each row how that is done (Sampler.knobs); empty: all are greedy. `begun` is given the tokens, int64 [rows] on the device,
+    before anybody knows them, if they alone are taken and if that is possible. `asked` is called when the device has been told all of this turn.
+    """
+
+    alone: bool = False
+    draw: Sequence[tuple[float, ...]] = ()
+    begun: Callable[[Tensor], None] | None = None
+    asked: Callable[[], None] | None = None
+
+
+LOGITS = Picking()
+"""The caller picks."""

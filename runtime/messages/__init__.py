@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | client | coordinator | Generate Resume Cancel Status Subscribe Follow Unsubscribe Drain Undrain Restart Down | client.py |
 | coordinator | client | Ok Error Accepted Progress Piece Finished Cluster Changes Drained | client.py, cluster.py |
-| any process | coordinator | Register Beat | control.py, load.py, lending.py |
+| any process | coordinator | Register Beat | control.py, stats.py |
 | `zrt up` | coordinator | ChildDied | control.py |
 | coordinator | block server | Assign Workers SetState Open Credit Close | control.py |
 | block server | coordinator | StateChanged LoadProgress Opened Sampled Filled StepFailed | control.py |

@@ -4,9 +4,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from zrt.runtime.messages.control import ActorState
-from zrt.runtime.messages.lending import LendLoad
-from zrt.runtime.messages.load import GroupLoad, KvStats
+from zrt.runtime.messages.members import ActorState
+from zrt.runtime.messages.stats import GroupLoad, KvStats, LendLoad
 
 GAPS: Final = 24
 """Times between tokens that a session's information holds."""

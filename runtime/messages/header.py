@@ -51,7 +51,7 @@ class Step(Struct, array_like=True):
 
 
 class HandedOver(Struct, array_like=True, frozen=True):
-    """Rows that lie in memory of the sender, for a process of the same machine to read (see compute/handover.py).
+    """Rows that lie in memory of the sender, for a process of the same machine to read (see compute/shared_rows/channel.py).
 
     The memory is the file `fd` of process `pid`, whose inode is `inode`: `places` places of `place_bytes` each. The rows are in place `place`
     once the flag beside it says `turn`; `rows` says which is each step's first, in the order of the header's steps. `number`: of all that were

@@ -32,7 +32,7 @@ class Sampling(Struct, frozen=True):
     """How the last stage picks a session's tokens; every default is off.
 
     `temperature` 0 is greedy. `logprobs` n asks for the log-probability of each picked token and those of the n likeliest. Until `min_tokens`
-    tokens are generated, none is picked that would end the generation. See compute/sampling.py for what applies when.
+    tokens are generated, none is picked that would end the generation. See compute/sampler.py for what applies when.
     """
 
     temperature: Temperature = 0.0

@@ -6,7 +6,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import ClientEvent, ClientRequest
-from zrt.runtime.refusal import bad_tagged
+from zrt.runtime.wire.decode_errors import bad_tagged
 from zrt.runtime.wire.limits import MAX_CLIENT_FRAME, view_of, written
 
 if TYPE_CHECKING:

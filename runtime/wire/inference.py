@@ -3,9 +3,9 @@
 import math
 from typing import TYPE_CHECKING, Final
 
-from zrt.runtime.codecs import Undecodable, kwaai
 from zrt.runtime.messages.inference import InferenceRequest, InferenceResponse
-from zrt.runtime.refusal import WireError
+from zrt.runtime.wire.codecs import Undecodable, kwaai
+from zrt.runtime.wire.decode_errors import WireError
 from zrt.runtime.wire.limits import MAX_FRAME, check_room, view_of, written
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from zrt.runtime.messages.layers import (
     Tensor,
     WorkerInfo,
 )
-from zrt.runtime.refusal import WireError, bad_tagged
+from zrt.runtime.wire.decode_errors import WireError, bad_tagged
 from zrt.runtime.wire.limits import INLINE, MAX_FRAME, MAX_HEADER, check_room, octets, view_of, written
 
 if TYPE_CHECKING:

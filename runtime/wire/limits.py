@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.inference import InferenceRequest
 from zrt.runtime.messages.ranks import StepBatch
-from zrt.runtime.refusal import WireError
+from zrt.runtime.wire.decode_errors import WireError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

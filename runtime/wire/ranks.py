@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from zrt.runtime.codecs import Undecodable, helexa
 from zrt.runtime.messages.header import Header
 from zrt.runtime.messages.ranks import StepBatch, WorkerRequest, WorkerResponse
-from zrt.runtime.refusal import WireError
+from zrt.runtime.wire.codecs import Undecodable, helexa
+from zrt.runtime.wire.decode_errors import WireError
 from zrt.runtime.wire.limits import MAX_FRAME, MAX_HEADER, attach, view_of, written
 
 if TYPE_CHECKING:

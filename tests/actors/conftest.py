@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest_asyncio
 import uvloop
-from peers import Start
+from support.peers import Start
 
-from zrt.runtime.actor import Actor
+from zrt.runtime.actor.actor import Actor
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -6,17 +6,19 @@ from collections.abc import Callable
 
 import pytest
 import zmq
-from peers import PATIENCE_S, Start, raw, until
-from stalls import StallMeter
+from support.peers import PATIENCE_S, Start, raw, until
+from support.stalls import StallMeter
 
-from zrt.runtime import outbox
-from zrt.runtime.actor import Actor, Bare
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Bare
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Address, Credit
+from zrt.runtime.messages.control import Address
 from zrt.runtime.messages.header import Step
 from zrt.runtime.messages.inference import InferenceRequest
-from zrt.runtime.outbox import Outbox
-from zrt.runtime.wire import decode
+from zrt.runtime.messages.sessions import Credit
+from zrt.runtime.transport import outbox
+from zrt.runtime.transport.outbox import Outbox
+from zrt.runtime.wire.envelopes import decode
 
 
 class Lent:

@@ -5,9 +5,9 @@ import threading
 import weakref
 
 import pytest
-from peers import PATIENCE_S
+from support.peers import PATIENCE_S
 
-from zrt.runtime.beside import beside
+from zrt.runtime.watchdog import beside
 
 
 class Held:

@@ -2,14 +2,13 @@
 
 import pytest
 
-from zrt.actors import leases
-from zrt.actors.delivery import Delivery
-from zrt.actors.leases import Leases
-from zrt.runtime.envelope import Bare
+from zrt.actors.coordinator.sessions import delivery as delivery_module
+from zrt.actors.coordinator.sessions.delivery import Delivery, Leases
+from zrt.runtime.actor.envelope import Bare
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Error, Piece, Progress, Resume
 from zrt.runtime.messages.sampling import TokenLogprobs
-from zrt.runtime.wire import decode_event
+from zrt.runtime.wire.clients import decode_event
 
 
 class Outlet:
@@ -101,7 +100,7 @@ def test_an_answer_is_kept_until_its_lease_is_over() -> None:
 
 @pytest.mark.parametrize(("bound", "most"), [("SESSIONS", 3), ("SIZE", 6)])
 def test_what_is_kept_is_bounded(bound: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, bound, most)
+    monkeypatch.setattr(delivery_module, bound, most)
     kept = Leases(10.0)
     for session in range(10):
         kept.keep(session, delivery(Outlet(), 5, logprobs=True), 0.0)

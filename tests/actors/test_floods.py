@@ -11,12 +11,12 @@ from contextlib import closing
 import psutil
 import pytest
 import zmq
-from peers import PATIENCE_S, raw
-from zmtp import message, ping, stranger
+from support.peers import PATIENCE_S, raw
+from support.zmtp import message, ping, stranger
 
-from zrt.runtime import backlog
-from zrt.runtime.backlog import Backlog
-from zrt.runtime.sockets import Socket, Sockets, readable
+from zrt.runtime.transport import flood_guard
+from zrt.runtime.transport.flood_guard import Backlog
+from zrt.runtime.transport.sockets import Socket, Sockets, readable
 
 ECHO = """
 import asyncio, sys
@@ -162,7 +162,7 @@ def test_what_waits_is_handed_on_peer_by_peer_and_in_each_ones_order() -> None:
 def test_when_too_much_waits_the_one_with_most_is_the_flood_until_it_is_over(
     bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, bound, 5 if bound == "MESSAGES" else 5 * 12)
+    monkeypatch.setattr(flood_guard, bound, 5 if bound == "MESSAGES" else 5 * 12)
     waiting, frame = Backlog(), zmq.Frame(bytes(10))
     assert [waiting.push([peer, bytes(10)]) for peer in (b"a", b"b", b"b", b"c", b"b")] == [None] * 5
     assert waiting.push([b"c", bytes(10)]) == b"b"

@@ -2,15 +2,16 @@
 
 import pytest
 
-from zrt.actors.delivery import Delivery
-from zrt.actors.generation import Generation
-from zrt.runtime.actor import Actor
-from zrt.runtime.envelope import Bare
-from zrt.runtime.messages.control import HopTime, SampledToken
+from zrt.actors.coordinator.sessions.delivery import Delivery
+from zrt.actors.coordinator.sessions.generation import Generation
+from zrt.actors.coordinator.sessions.session import Session
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Bare
+from zrt.runtime.messages.header import HopTime
 from zrt.runtime.messages.sampling import Sampling
+from zrt.runtime.messages.sessions import SampledToken
 from zrt.runtime.page_keys import PageKeys
-from zrt.runtime.sessions import Session
-from zrt.runtime.stops import StopMatcher
+from zrt.runtime.text.stop_strings import StopMatcher
 
 
 def _generation() -> Generation:

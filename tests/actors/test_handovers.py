@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from clusters import make_server
-from handing import Writer
+from support.clusters import make_server
+from support.handing import Writer
 
-from zrt.actors.block_server import BlockServer
-from zrt.actors.handovers import Handovers
-from zrt.runtime.compute.handover import PLACES
-from zrt.runtime.lane import Lane
+from zrt.actors.block_server.block_server import BlockServer
+from zrt.actors.block_server.row_channels import Handovers
+from zrt.runtime.actor.executor import Lane
+from zrt.runtime.compute.shared_rows.channel import PLACES
 from zrt.runtime.messages.header import HandedOver, Header
 
 

@@ -12,13 +12,14 @@ from contextlib import suppress
 
 import pytest
 import torch
-from peers import PATIENCE_S, Start, until
-from stalls import EmptyLoop, StallMeter
+from support.peers import PATIENCE_S, Start, until
+from support.stalls import EmptyLoop, StallMeter
 
-from zrt.runtime.actor import Actor
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.executor import LOST_DEVICE_STATUS, Lane
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.lane import LOST_DEVICE_STATUS, Lane
-from zrt.runtime.messages.control import Done, Shutdown
+from zrt.runtime.messages.control import Done
+from zrt.runtime.messages.members import Shutdown
 
 STALL_MS = 50.0
 ROUNDS = 3

@@ -10,13 +10,16 @@ import warnings
 from collections.abc import Awaitable
 
 import pytest
-from peers import PATIENCE_S, Start, until
+from support.peers import PATIENCE_S, Start, until
 
-from zrt.runtime import tasks
-from zrt.runtime.actor import Actor, Answer, Envelope, Handler
+from zrt.runtime.actor import tasks
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Answer, Envelope, Handler
+from zrt.runtime.actor.timers import Lateness, Periodic
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Close, Control, Credit, Done, Shutdown
-from zrt.runtime.periodic import Lateness, Periodic
+from zrt.runtime.messages.control import Control, Done
+from zrt.runtime.messages.members import Shutdown
+from zrt.runtime.messages.sessions import Close, Credit
 
 
 def _descriptors() -> int:

@@ -11,26 +11,19 @@ from contextlib import ExitStack, closing
 
 import pytest
 import pytest_asyncio
-from peers import PATIENCE_S, Start, elsewhere, until
+from support.peers import PATIENCE_S, Start, elsewhere, until
 
-from zrt.runtime import member as member_module
-from zrt.runtime.actor import Actor, Answer, Envelope
+from zrt.runtime.actor import member as member_module
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Answer, Envelope
+from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.member import Member
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.lane import Lane
-from zrt.runtime.member import Member
-from zrt.runtime.messages.control import (
-    Beat,
-    Control,
-    Credit,
-    Done,
-    GoingDown,
-    LoadProgress,
-    Register,
-    Registered,
-    Shutdown,
-)
+from zrt.runtime.messages.control import Control, Done
 from zrt.runtime.messages.header import PROTOCOL, Header
-from zrt.runtime.messages.load import Load
+from zrt.runtime.messages.members import Beat, GoingDown, LoadProgress, Register, Registered, Shutdown
+from zrt.runtime.messages.sessions import Credit
+from zrt.runtime.messages.stats import Load
 
 
 class Coordinator(Actor):

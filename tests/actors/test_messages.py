@@ -7,25 +7,17 @@ import threading
 import time
 
 import pytest
-from peers import PATIENCE_S, Start, arrives, elsewhere, until
+from support.peers import PATIENCE_S, Start, arrives, elsewhere, until
 
-from zrt.runtime import questions
-from zrt.runtime.actor import Actor, Answer, Envelope, Handler
+from zrt.runtime.actor import pending
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Answer, Envelope, Handler
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import (
-    Address,
-    ChildDied,
-    Close,
-    Control,
-    Credit,
-    Done,
-    Failed,
-    Fault,
-    Opened,
-    Shutdown,
-)
+from zrt.runtime.messages.control import Address, Control, Done, Failed, Fault
 from zrt.runtime.messages.header import Step
 from zrt.runtime.messages.inference import InferenceRequest
+from zrt.runtime.messages.members import ChildDied, Shutdown
+from zrt.runtime.messages.sessions import Close, Credit, Opened
 
 
 async def _later(envelope: Envelope) -> Control:
@@ -176,7 +168,7 @@ async def test_a_cancelled_question_is_forgotten(start: Start) -> None:
 
 
 async def test_open_questions_are_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "MOST", 8)
+    monkeypatch.setattr(pending, "MOST", 8)
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
     answerer.handle(Close, _never)
     asking = [asyncio.ensure_future(asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S)) for _ in range(8)]

@@ -14,13 +14,16 @@ from itertools import count
 
 import pytest
 import zmq
-from peers import PATIENCE_S, Start, no_descriptors, raw, until
+from support.peers import PATIENCE_S, Start, no_descriptors, raw, until
 
-from zrt.runtime.actor import Actor, Answer, Envelope
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Answer, Envelope
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.link import Link
-from zrt.runtime.messages.control import Address, Close, Control, Credit, Done, Opened, Shutdown
-from zrt.runtime.sockets import Sockets
+from zrt.runtime.messages.control import Address, Control, Done
+from zrt.runtime.messages.members import Shutdown
+from zrt.runtime.messages.sessions import Close, Credit, Opened
+from zrt.runtime.transport.link import Link
+from zrt.runtime.transport.sockets import Sockets
 
 
 async def _never(envelope: Envelope) -> Control:

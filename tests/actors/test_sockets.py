@@ -9,7 +9,7 @@ import pytest_asyncio
 import zmq
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.sockets import Sockets, split_endpoint
+from zrt.runtime.transport.sockets import Sockets, split_endpoint
 
 
 @pytest_asyncio.fixture
@@ -111,7 +111,7 @@ async def test_a_place_to_connect_to_has_a_host_and_a_port(made: Sockets, endpoi
 
 
 async def test_a_socket_left_open_is_reported_rather_than_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zrt.runtime.sockets.CLOSE_S", 0.2)
+    monkeypatch.setattr("zrt.runtime.transport.sockets.CLOSE_S", 0.2)
     sockets = Sockets()
     router, _ = sockets.router("tcp://127.0.0.1:0", None, limit=1000)
     with pytest.raises(ZrtError, match="left open"):

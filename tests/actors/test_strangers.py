@@ -8,13 +8,16 @@ from contextlib import closing
 import msgspec
 import pytest
 import zmq
-from peers import PATIENCE_S, Start, arrives, raw, until
+from support.peers import PATIENCE_S, Start, arrives, raw, until
 
-from zrt.runtime.actor import Actor, Bare
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Bare
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Address, Close, Done, Failed, Shutdown
+from zrt.runtime.messages.control import Address, Done, Failed
 from zrt.runtime.messages.header import PROTOCOL, Header
-from zrt.runtime.wire import decode, encode
+from zrt.runtime.messages.members import Shutdown
+from zrt.runtime.messages.sessions import Close
+from zrt.runtime.wire.envelopes import decode, encode
 
 
 async def _echo(start: Start, **options: int) -> Actor:

@@ -4,15 +4,16 @@ import asyncio
 from collections.abc import Callable
 
 import zmq
-from peers import Start, raw, until
-from snapshots import cluster
+from support.peers import Start, raw, until
+from support.snapshots import cluster
 
-from zrt.actors.subscribers import Subscribers
-from zrt.runtime.actor import Actor, Bare
-from zrt.runtime.changes import Snapshots
-from zrt.runtime.journal import Journal
+from zrt.actors.coordinator.event_log import Journal
+from zrt.actors.coordinator.subscribers import Subscribers
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Bare
 from zrt.runtime.messages.client import Changes, Cluster, Subscribe
-from zrt.runtime.wire import decode_event
+from zrt.runtime.wire.clients import decode_event
+from zrt.runtime.wire.cluster_changes import Snapshots
 
 SMALL = 64 * 1024
 

@@ -7,11 +7,11 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from clusters import cluster_file
-from results import tell
-from running import Running, running
+from support.clusters import cluster_file
+from support.results import tell
+from support.running import Running, running
 
-from zrt.runtime.client import Client
+from zrt.runtime.client.client import Client
 from zrt.runtime.messages.client import Piece, Progress
 
 FAILOVER_S = 1.5

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clusters import cluster_file
-from results import tell
-from running import END_S, Running, family, gone, running, slow_model, start_zrt
+from support.clusters import cluster_file
+from support.results import tell
+from support.running import END_S, Running, family, gone, running, slow_model, start_zrt
 
-from zrt.runtime.client import Client, Stream
+from zrt.runtime.client.client import Client
+from zrt.runtime.client.stream import Stream
 from zrt.runtime.errors import ZrtError
 
 PROMPT = [5, 17, 99, 3]

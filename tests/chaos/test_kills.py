@@ -14,16 +14,16 @@ from typing import Any
 
 import psutil
 import pytest
-from clusters import cluster_file
-from results import tell
-from running import Running, running
+from support.clusters import cluster_file
+from support.results import tell
+from support.running import Running, running
 
-from zrt.runtime.capacity import block_server_bytes
-from zrt.runtime.client import Client
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.config import parse
+from zrt.runtime.client.client import Client
+from zrt.runtime.cluster.file_loader import parse
+from zrt.runtime.cluster.memory import block_server_bytes
 from zrt.runtime.messages.client import Cluster, Piece, Progress
 from zrt.runtime.messages.cluster import ActorInfo
+from zrt.runtime.models.architecture.spec import read_spec
 
 PHASES = ("before the first token", "during a prefill chunk", "mid-decode", "during another's replay")
 WAYS: dict[str, dict[str, Any]] = {

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import cluster_file
-from results import tell
-from running import GREEDY, begun, running, start_zrt
+from support.clusters import cluster_file
+from support.results import tell
+from support.running import GREEDY, begun, running, start_zrt
 
 CLIENTS = 6
 TOKENS = 4000

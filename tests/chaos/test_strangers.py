@@ -13,17 +13,17 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from clusters import cluster_file
-from mutants import CLIENT, CONTROL, OBEYED, Kind, Mutants, Speaker
-from peers import raw
-from results import tell
-from running import Running, running
+from support.clusters import cluster_file
+from support.mutants import CLIENT, CONTROL, OBEYED, Kind, Mutants, Speaker
+from support.peers import raw
+from support.results import tell
+from support.running import Running, running
 
-from zrt.runtime.client import Client
+from zrt.runtime.client.client import Client
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Register
 from zrt.runtime.messages.header import PROTOCOL, Header
-from zrt.runtime.wire import decode, encode
+from zrt.runtime.messages.members import Register
+from zrt.runtime.wire.envelopes import decode, encode
 
 PROMPT = [5, 17, 99, 3]
 WARM, MUTANTS = 20_000, 100_000

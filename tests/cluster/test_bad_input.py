@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import zmq
-from clusters import cluster_file
-from running import Running, family, run_zrt, running
-from speaking import speaking
+from support.clusters import cluster_file
+from support.running import Running, family, run_zrt, running
+from support.speaking import speaking
 
 CONTEXT = 256
 

@@ -9,9 +9,9 @@ from subprocess import CompletedProcess
 
 import psutil
 import pytest
-from broken import CASES, ONLY_SURVEYED, broken_copy
-from clusters import cluster_file
-from running import run_zrt
+from support.broken import CASES, ONLY_SURVEYED, broken_copy
+from support.clusters import cluster_file
+from support.running import run_zrt
 
 MakeModel = Callable[..., Path]
 Zrt = Callable[..., CompletedProcess[str]]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from clusters import cluster_file
-from running import SHELLS_DESCRIPTORS, Running, begun, family, run_zrt, running, start_zrt
-from speaking import speaking
-from terminal import CTRL_C, CTRL_D, Terminal
+from support.clusters import cluster_file
+from support.running import SHELLS_DESCRIPTORS, Running, begun, family, run_zrt, running, start_zrt
+from support.speaking import speaking
+from support.terminal import CTRL_C, CTRL_D, Terminal
 
-from zrt.runtime.client import Client
-from zrt.runtime.log_lines import as_said
+from zrt.runtime.cli.log_lines import as_said
+from zrt.runtime.client.client import Client
 
 LONG = ["--max-tokens", "50000", "--temperature", "0"]
 """An answer that would take minutes."""

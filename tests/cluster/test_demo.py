@@ -10,14 +10,14 @@ import msgspec
 import psutil
 import pytest
 import torch
-from clusters import cluster_file
-from running import Running, run_zrt, running
+from support.clusters import cluster_file
+from support.running import Running, run_zrt, running
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from zrt.runtime.compute.layout import shard_bytes
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.config import parse
-from zrt.runtime.seats import stage_ranges
+from zrt.runtime.cluster.file_loader import parse
+from zrt.runtime.cluster.seats import stage_ranges
+from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.layout import shard_bytes
 
 PROMPTS = [
     "What is the capital of France?",
@@ -113,7 +113,7 @@ def test_a_stage_costs_its_own_shard(cluster: Running, demo_model: Path, bare: i
 def bare(cluster: Running) -> int:
     """Peak resident bytes of a block server that was given nothing."""
     words = ["actor", "block-server", "--join", cluster.endpoint, "--name", "bystander", "--threads", "1"]
-    process = subprocess.Popen([sys.executable, "-m", "zrt.runtime.cli", *words])
+    process = subprocess.Popen([sys.executable, "-m", "zrt.runtime.cli.main", *words])
     try:
         for _ in range(600):
             status = msgspec.json.decode(cluster.zrt("status", "--json").stdout)

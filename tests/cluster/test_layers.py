@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from clusters import memory_for
-from running import free_port, run_zrt, running, start_zrt
-from tiny_models import reference
+from support.clusters import memory_for
+from support.running import free_port, run_zrt, running, start_zrt
+from support.tiny_models import reference
 
-from zrt.runtime import config
+from zrt.runtime.cluster import file_loader
 
 README = Path(__file__).parents[2] / "README.md"
 CONF = Path(__file__).parents[2] / "conf" / "layers.toml"
@@ -129,7 +129,7 @@ def test_the_readmes_two_commands_lend_a_second_machines_memory(
 @pytest.mark.demo
 @pytest.mark.chaos
 def test_the_packaged_file_lends_ten_blocks_of_the_demo_model(demo_model: Path, tmp_path: Path) -> None:
-    conf = config.load(CONF)
+    conf = file_loader.load(CONF)
     assert [(lend.worker, str(lend.blocks)) for lend in conf.stages[0].lend] == [("attic", "10-19")]
     file = tmp_path / "layers.toml"
     text = CONF.read_text().replace('name = "layers"', 'name = "layers"\nlisten = "tcp://127.0.0.1:0"', 1)

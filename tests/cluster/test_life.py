@@ -15,13 +15,26 @@ from typing import Any
 
 import psutil
 import pytest
-from clusters import cluster_file
-from running import END_S, GREEDY, Running, answering, begun, family, free_port, gone, running, slow_model, start_zrt
-from terminal import Terminal
+from support.clusters import cluster_file
+from support.running import (
+    END_S,
+    GREEDY,
+    Running,
+    answering,
+    begun,
+    family,
+    free_port,
+    gone,
+    running,
+    slow_model,
+    start_zrt,
+)
+from support.terminal import Terminal
 
-from zrt.runtime import asking, client
+from zrt.actors.node.node import STOP_S
+from zrt.runtime.cli import asking
+from zrt.runtime.client import client
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.up import STOP_S
 
 PROMPT = "1,2,3"
 TOKENS = 400

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from clusters import cluster_file
-from running import Running, run_zrt, running
-from speaking import speaking
+from support.clusters import cluster_file
+from support.running import Running, run_zrt, running
+from support.speaking import speaking
 
 ASK = ["generate", "w9 w10", "--raw", "--max-tokens", "8", "--temperature", "0"]
 EOS = 2

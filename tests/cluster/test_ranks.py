@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import zmq
-from running import Running, run_zrt, running, start_zrt
+from support.running import Running, run_zrt, running, start_zrt
 from torch.distributed import TCPStore
 
 PATIENCE_MS = 30_000

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clusters import cluster_file
-from running import GREEDY, Running, gone, running
+from support.clusters import cluster_file
+from support.running import GREEDY, Running, gone, running
 
-from zrt.runtime.client import Client
+from zrt.actors.node.absentees import ABSENT, ASK_S
+from zrt.runtime.client.client import Client
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Cluster
-from zrt.runtime.roll_call import ABSENT, ASK_S
 
 KILLED_S = ABSENT * ASK_S + 10.0
 """The next coordinator starts, nobody joins it for so long; and a loaded machine."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import cluster_file
-from running import GREEDY, Running, answering, family, run_zrt, running, start_zrt
+from support.clusters import cluster_file
+from support.running import GREEDY, Running, answering, family, run_zrt, running, start_zrt
 
 TOKENS = 1600
 """An answer of a second or so."""

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 import zmq
-from clusters import cluster_file
-from running import running
+from support.clusters import cluster_file
+from support.running import running
 from transformers import AutoModelForCausalLM
 
 PROMPT = [5, 17, 99, 3, 42]

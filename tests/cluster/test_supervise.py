@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from peers import PATIENCE_S, no_descriptors, until
+from support.peers import PATIENCE_S, no_descriptors, until
 
-from zrt.runtime.actor import Actor
+from zrt.runtime.actor.actor import Actor
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.lifeline import DEATH_FD, PARENT
-from zrt.runtime.messages.control import Address, Shutdown
-from zrt.runtime.spawn import WORD_BYTES, WORDS, Ready
-from zrt.runtime.supervise import Child, Death, Restart, Supervisor
+from zrt.runtime.messages.control import Address
+from zrt.runtime.messages.members import Shutdown
+from zrt.runtime.process.lifeline import DEATH_FD, PARENT
+from zrt.runtime.process.spawn import WORD_BYTES, WORDS, Ready
+from zrt.runtime.process.supervisor import Child, Death, Restart, Supervisor
 
 CHILDREN = Path(__file__).parent / "children"
 QUICK = Restart(budget=3, window_s=60, first_s=0.01, most_s=0.05)

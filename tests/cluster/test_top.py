@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clusters import cluster_file
-from running import Running, environment, running, start_zrt
-from terminal import CTRL_C, Terminal
+from support.clusters import cluster_file
+from support.running import Running, environment, running, start_zrt
+from support.terminal import CTRL_C, Terminal
 
-from zrt.runtime.cli import main
+from zrt.runtime.cli.main import main
 
 WAIT_S = 30.0
 
@@ -27,7 +27,7 @@ class Tmux:
 
     def __init__(self, home: Path, *words: str) -> None:
         self._socket = str(home / "tmux")
-        command = [sys.executable, "-m", "zrt.runtime.cli", "top", *words]
+        command = [sys.executable, "-m", "zrt.runtime.cli.main", "top", *words]
         env = environment(home) | {"TERM": "xterm", "LC_ALL": "C.UTF-8"}
         env.pop("TMUX", None)
         self._do("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", *command, env=env)

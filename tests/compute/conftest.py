@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from chained import Pipeline
+from support.chained import Pipeline
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 

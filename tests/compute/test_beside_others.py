@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from busy import busy
+from support.busy import busy
 
 from zrt.runtime.compute.threads import thread_environment
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from zrt.runtime.compute.communicator import LOOK_S, Communicator, Rendezvous
+from zrt.runtime.compute.collectives.communicator import LOOK_S, Communicator, Rendezvous
 from zrt.runtime.errors import ZrtError
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.decode_attention import DecodeAttention, DecodeStep
+from zrt.runtime.compute.cpu.decode_attention import DecodeAttention, DecodeStep
 
 CONTEXT, BLOCKS, HEAD_DIM = 70, 2, 24
 POSITIONS = (0, 1, 6, 7, 38, 69)

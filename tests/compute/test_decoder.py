@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.batch import Step
-from zrt.runtime.compute.decoder import Decoder
+from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.loading import load_engine
+from zrt.runtime.compute.turn import Step
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Assignment
+from zrt.runtime.messages.members import Assignment
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from handing import WAIT_S, WIDTH, HostDevice, Writer
 from msgspec.structs import replace
+from support.handing import WAIT_S, WIDTH, HostDevice, Writer
 from torch import Tensor
 
-from zrt.runtime.compute.handover import (
+from zrt.runtime.compute.shared_rows.channel import (
     MOST_PLACES,
     PLACES,
     Expecting,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LOAD = [sys.executable, "-c", "import zrt.runtime.compute.rowwise"]
+LOAD = [sys.executable, "-c", "import zrt.runtime.compute.cpu.row_kernels"]
 FULL = 512  # bytes of a file
 
 

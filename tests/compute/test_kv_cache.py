@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zrt.runtime.compute.kv_cache import KVCache
-from zrt.runtime.compute.layout import kv_token_bytes
-from zrt.runtime.compute.pages import PagePool
-from zrt.runtime.compute.spec import ModelSpec, spec_from_config
+from zrt.runtime.compute.kv.page_pool import PagePool
+from zrt.runtime.compute.kv.slab_cache import KVCache
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.spec import ModelSpec, spec_from_config
+from zrt.runtime.models.checkpoint.layout import kv_token_bytes
 
 KEYS = st.sampled_from("abcd")
 OPERATIONS = st.one_of(

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from layer_masters import offer_of, read
+from support.layer_masters import offer_of, read
 
-from zrt.runtime import layer_manifest, layer_offer, layer_store
+from zrt.actors.block_server.layer_lending import offer as offer_module
+from zrt.actors.block_server.layer_lending.offer import Offer
+from zrt.actors.layer_worker import store as store_module
+from zrt.actors.layer_worker.store import LayerStore
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.layer_offer import Offer
-from zrt.runtime.layer_store import LayerStore
+from zrt.runtime.models.checkpoint import layer_manifest
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def model(make_model: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (layer_manifest, layer_offer, layer_store):
+    for module in (layer_manifest, offer_module, store_module):
         monkeypatch.setattr(module, "PIECE_BYTES", 10_000)
 
 
@@ -67,7 +69,7 @@ def test_a_piece_comes_in_chunks_and_either_side_hashes_each_byte_once(
         def hexdigest(self) -> str:
             return self._hash.hexdigest()
 
-    monkeypatch.setattr(layer_offer, "CHUNK_BYTES", 4_000)
+    monkeypatch.setattr(offer_module, "CHUNK_BYTES", 4_000)
     monkeypatch.setattr(hashlib, "sha256", Counted)
     config = len((model / "config.json").read_bytes())
     offer = offer_of(model, (2, 3))

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from busy import busy
+from support.busy import busy
 
 from zrt.runtime.compute import layer_time as module
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.layer_time import layer_time
-from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.threads import thread_environment
+from zrt.runtime.models.architecture.spec import read_spec
 
 
 @pytest.fixture

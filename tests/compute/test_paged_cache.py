@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import TINY
+from support.tiny_models import TINY
 
-from zrt.runtime.compute.paged_cache import PagedKVCache
-from zrt.runtime.compute.spec import spec_from_config
+from zrt.runtime.compute.kv.paged_cache import PagedKVCache
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.spec import spec_from_config
 
 PAGES = 12
 KEYS = st.sampled_from("abcd")

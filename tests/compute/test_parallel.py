@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ranked import RankedPipeline, on_ranks
-from tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
+from support.ranked import RankedPipeline, on_ranks
+from support.tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
 
-from zrt.runtime.compute.layout import shard_bytes, shard_shapes
-from zrt.runtime.compute.linear import DenseLinear
-from zrt.runtime.compute.shard import Shard
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.compute.split import Part, check_split, part_bytes, works
-from zrt.runtime.compute.weights import RandomCheckpoint, open_checkpoint
+from zrt.runtime.compute.decoder.linear import DenseLinear
+from zrt.runtime.compute.decoder.shard import Shard
+from zrt.runtime.compute.weight_sources import RandomCheckpoint, open_checkpoint
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.layout import shard_bytes, shard_shapes
+from zrt.runtime.models.checkpoint.split import Part, check_split, part_bytes, works
 
 TOKENS = 64
 WHOLE = ((0, 3),)

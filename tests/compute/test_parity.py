@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
+from support.tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
 from torch import Tensor
 
 TOKENS = 64

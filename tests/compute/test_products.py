@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from zrt.runtime.compute import native
-from zrt.runtime.compute.linear import DenseLinear, PackedLinear, linear
+from zrt.runtime.compute.cpu import numba_runtime
+from zrt.runtime.compute.decoder.linear import DenseLinear, PackedLinear, linear
 
 
 @pytest.mark.parametrize("n", [*range(1, 34), 97, 150])
@@ -23,13 +23,13 @@ def test_a_product_is_that_of_float64(n: int, outs: int, k: int) -> None:
         assert (got - wanted - out).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize(("outs", "k"), [(native.LANES, 8), (100, 64), (native.LANES - 1, 64), (40, 30)])
+@pytest.mark.parametrize(("outs", "k"), [(numba_runtime.LANES, 8), (100, 64), (numba_runtime.LANES - 1, 64), (40, 30)])
 def test_its_rows_are_those_of_the_weight(outs: int, k: int) -> None:
     """Packed, packed with a rest, and too narrow or too odd to be packed."""
     weight, ids = torch.randn(outs, k), torch.randint(outs, (57,))
     ids[0], ids[1] = outs - 1, 0
     layer, out = linear(weight.clone()), torch.empty(57, k)
-    assert isinstance(layer, PackedLinear) == (outs >= native.LANES and k % 4 == 0)
+    assert isinstance(layer, PackedLinear) == (outs >= numba_runtime.LANES and k % 4 == 0)
     layer.rows(ids, out)
     assert torch.equal(out, weight[ids])
 
@@ -59,6 +59,6 @@ def test_a_row_is_the_same_bit_by_bit_in_any_company_and_on_any_number_of_thread
 
 
 def test_other_dtypes_are_left_to_torch() -> None:
-    assert native.take(torch.empty(1))
-    assert not native.take(torch.empty(1, dtype=torch.bfloat16))
+    assert numba_runtime.take(torch.empty(1))
+    assert not numba_runtime.take(torch.empty(1, dtype=torch.bfloat16))
     assert isinstance(linear(torch.randn(64, 64, dtype=torch.bfloat16)), DenseLinear)

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from zrt.runtime.compute.rope import inverse_frequencies, rotary
-from zrt.runtime.compute.rope_spec import ROPE_TYPES, Rope
-from zrt.runtime.compute.spec import spec_from_config
+from zrt.runtime.compute.decoder.rope import inverse_frequencies, rotary
+from zrt.runtime.models.architecture.rope_spec import ROPE_TYPES, Rope
+from zrt.runtime.models.architecture.spec import spec_from_config
 
 SIZES = {
     "vocab_size": 300,

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from zrt.runtime.compute import native, rowwise
-from zrt.runtime.compute.gate import gate_
-from zrt.runtime.compute.norm import rms_norm
-from zrt.runtime.compute.rope import rotate_
+from zrt.runtime.compute.cpu import numba_runtime, row_kernels
+from zrt.runtime.compute.decoder.elementwise import gate_, rms_norm
+from zrt.runtime.compute.decoder.rope import rotate_
 
 ROWS = [1, 2, 3, 40, 700]
 
@@ -16,10 +15,10 @@ ROWS = [1, 2, 3, 40, 700]
 def test_a_norm(rows: int, width: int) -> None:
     x, weight, eps = 3 * torch.randn(rows, width + 5)[:, :width], torch.randn(width), torch.tensor([1e-5])
     out = torch.empty(rows, width)
-    rowwise.norm(x, weight, eps, out)
+    row_kernels.norm(x, weight, eps, out)
     wanted = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
     assert torch.allclose(out.double(), wanted, rtol=2e-6, atol=1e-6)
-    rowwise.norm(x, weight, eps, x)
+    row_kernels.norm(x, weight, eps, x)
     assert torch.equal(x, out)
 
 
@@ -28,7 +27,7 @@ def test_a_norm_of_heads_has_a_weight_for_each(rows: int) -> None:
     parts, weight, eps = torch.randn(rows, 8, 24), torch.randn(5, 24), torch.tensor([1e-6])
     heads, rest = parts[:, :5], parts[:, 5:].clone()
     wanted = heads.double() / (heads.double().square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
-    rowwise.norm(heads, weight, eps, heads)
+    row_kernels.norm(heads, weight, eps, heads)
     assert torch.allclose(heads.double(), wanted, rtol=2e-6, atol=1e-6)
     assert torch.equal(parts[:, 5:], rest)
 
@@ -41,7 +40,7 @@ def test_a_rotation(rows: int, dim: int, head_dim: int) -> None:
     before, heads = parts.clone(), parts[:, :4, :dim]
     swapped = torch.cat((heads[..., dim // 2 :], heads[..., : dim // 2]), dim=-1)
     wanted = heads.double() * cos + swapped.double() * sin
-    rowwise.rotate(heads, cos, sin)
+    row_kernels.rotate(heads, cos, sin)
     assert torch.allclose(heads.double(), wanted, rtol=1e-6, atol=1e-6)
     assert torch.equal(parts[:, 4:], before[:, 4:])
     assert torch.equal(parts[..., dim:], before[..., dim:])
@@ -57,7 +56,7 @@ def test_a_gate(rows: int, gelu: bool) -> None:
         torch.nn.functional.gelu(gate.double(), approximate="tanh") if gelu else torch.nn.functional.silu(gate.double())
     )
     wanted, kept = activation * up, up.clone()
-    rowwise.gate(gate, up, gelu=gelu)
+    row_kernels.gate(gate, up, gelu=gelu)
     assert torch.allclose(gate.double(), wanted, rtol=3e-6, atol=1e-6)
     assert torch.equal(up, kept)
 
@@ -72,7 +71,7 @@ def test_both_ways_are_one_function_and_write_to_nothing_else(monkeypatch: pytes
     rotated = heads * angles.cos() + swapped * angles.sin()
     gated = torch.nn.functional.silu(both[:, :20]) * both[:, 20:]
     if not kernels:
-        monkeypatch.setattr(native, "_parallel", None)
+        monkeypatch.setattr(numba_runtime, "_parallel", None)
     out, before = torch.empty(3, 48), x.clone()
     rms_norm(x, weight, eps, out, torch.empty(3, 1))
     assert torch.allclose(out, wanted, atol=1e-5)

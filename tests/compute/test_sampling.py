@@ -18,12 +18,12 @@ from transformers import (
 )
 from transformers.generation import SequenceBiasLogitsProcessor
 
-from zrt.runtime.compute.decoder import Decoder
+from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.loading import load_engine
-from zrt.runtime.compute.sampling import Picked, Sampler, pick, restrict, uniform
+from zrt.runtime.compute.sampler import Picked, Sampler, pick, restrict, uniform
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Assignment
+from zrt.runtime.messages.members import Assignment
 from zrt.runtime.messages.sampling import Sampling
 
 

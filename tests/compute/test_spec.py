@@ -12,11 +12,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto import CONFIG_MAPPING
 
-from zrt.runtime.compute.families import FAMILIES
-from zrt.runtime.compute.layout import HEAD, shard_shapes
-from zrt.runtime.compute.rope_spec import Rope
-from zrt.runtime.compute.spec import BlockSpec, ModelSpec, read_spec, spec_from_config
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.families import FAMILIES
+from zrt.runtime.models.architecture.rope_spec import Rope
+from zrt.runtime.models.architecture.spec import BlockSpec, ModelSpec, read_spec, spec_from_config
+from zrt.runtime.models.checkpoint.layout import HEAD, shard_shapes
 
 SIZES = {
     "vocab_size": 300,

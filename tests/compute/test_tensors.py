@@ -5,9 +5,9 @@ import struct
 import pytest
 import torch
 
+from zrt.runtime.compute.tensors import DTYPES, Rows, dtype_name, from_bytes, rows_to_raw, to_bytes
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.layers import RawTensor
-from zrt.runtime.tensors import DTYPES, Rows, dtype_name, from_bytes, rows_to_raw, to_bytes
 
 TENSORS = {
     "a matrix": torch.randn(3, 5),

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from broken import CASES, DOWN, EMBEDDING, HEAD, INDEX, SINGLE, broken_copy
 from safetensors.torch import load_file, save_file
+from support.broken import CASES, DOWN, EMBEDDING, HEAD, INDEX, SINGLE, broken_copy
 
-from zrt.runtime.compute.families import FAMILIES
-from zrt.runtime.compute.layout import block_bytes, embedding_bytes, head_bytes, shard_bytes
-from zrt.runtime.compute.linear import DenseLinear, Linear, PackedLinear
-from zrt.runtime.compute.shard import Shard
-from zrt.runtime.compute.spec import ModelSpec, read_spec
-from zrt.runtime.compute.weights import CHUNK_BYTES, RandomCheckpoint, open_checkpoint
+from zrt.runtime.compute.decoder.linear import DenseLinear, Linear, PackedLinear
+from zrt.runtime.compute.decoder.shard import Shard
+from zrt.runtime.compute.weight_sources import CHUNK_BYTES, RandomCheckpoint, open_checkpoint
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.families import FAMILIES
+from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
+from zrt.runtime.models.checkpoint.layout import block_bytes, embedding_bytes, head_bytes, shard_bytes
 
 
 def _tensors(shard: Shard) -> dict[str, torch.Tensor]:
@@ -350,8 +350,8 @@ def test_random_weights_are_the_same_in_another_process(make_model) -> None:
     folder = make_model("llama")
     spec = read_spec(folder)
     code = (
-        "import sys, pathlib, torch; from zrt.runtime.compute.weights import RandomCheckpoint;"
-        "from zrt.runtime.compute.spec import ModelSpec, read_spec; t = torch.empty(96, 64);"
+        "import sys, pathlib, torch; from zrt.runtime.compute.weight_sources import RandomCheckpoint;"
+        "from zrt.runtime.models.architecture.spec import ModelSpec, read_spec; t = torch.empty(96, 64);"
         "RandomCheckpoint(read_spec(pathlib.Path(sys.argv[1]))).read('model.layers.1.mlp.up_proj.weight', (96, 64), t, lambda n: None);"
         "sys.stdout.write(t.numpy().tobytes().hex())"
     )

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import MODELS, ORIGINAL, WINDOW
+from support.tiny_models import MODELS, ORIGINAL, WINDOW
 
-from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.turn import Work
+from zrt.runtime.compute.turn import Step, Work
 from zrt.runtime.errors import ZrtError
 
 WINDOWED = ["mistral", "qwen2-windows", "smollm3-windows", "gemma2", "gemma3"]

@@ -33,11 +33,11 @@ def compile_only(kernel, *args, grid, warmup, **options):
 
 JITFunction.run = compile_only
 
-from zrt.runtime.compute import gpu_flags  # noqa: E402  what they import asks what cards there are
-from zrt.runtime.compute.attention import AttentionSpec  # noqa: E402
-from zrt.runtime.compute.gpu_kernels import Heads, best, gate_rows, norm_rows, one_row_product  # noqa: E402
-from zrt.runtime.compute.gpu_sampling import draw  # noqa: E402
-from zrt.runtime.compute.gpu_tuning import TRIED  # noqa: E402
+from zrt.runtime.compute.cuda import stream_flags  # noqa: E402  what they import asks what cards there are
+from zrt.runtime.compute.cuda.batch_sampler import draw  # noqa: E402
+from zrt.runtime.compute.cuda.launch import Heads, best, gate_rows, norm_rows, one_row_product  # noqa: E402
+from zrt.runtime.compute.cuda.tuning import TRIED  # noqa: E402
+from zrt.runtime.compute.decoder.attention import AttentionSpec  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -80,8 +80,8 @@ logits = torch.empty(4, 151936)
 best(logits)
 draw(logits, torch.empty(4, 5, dtype=torch.float64))
 word = torch.empty(1, dtype=torch.int32)
-gpu_flags.leave(logits[0, :1024], logits[1, :1024], None, word)
-gpu_flags.take(logits[0, :1024], logits[1, :1024], word, word, word)
+stream_flags.leave(logits[0, :1024], logits[1, :1024], None, word)
+stream_flags.take(logits[0, :1024], logits[1, :1024], word, word, word)
 for name, shared in compiled.values():
     if shared > block << 10:
         print(f"{name} takes {shared} bytes of shared memory")

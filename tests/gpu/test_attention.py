@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.attention import AttentionSpec
-from zrt.runtime.compute.spec import spec_from_config
+from zrt.runtime.compute.decoder.attention import AttentionSpec
+from zrt.runtime.models.architecture.spec import spec_from_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -32,7 +32,7 @@ STEPS = {
 def test_rows_of_one_and_of_several_tokens_see_their_history(
     heads: tuple[int, int, int], sees: tuple[int | None, float | None], steps: list[tuple[int, int]], dtype: torch.dtype
 ) -> None:
-    from zrt.runtime.compute.gpu_kernels import Heads, query_tile
+    from zrt.runtime.compute.cuda.launch import Heads, query_tile
 
     count, kv_heads, width = heads
     window, softcap = sees

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from chained import Pipeline
-from tiny_models import LONG_PROMPT, MODELS
+from support.chained import Pipeline
+from support.tiny_models import LONG_PROMPT, MODELS
 from torch import Tensor
 
-from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.paged_cache import PagedKVCache
-from zrt.runtime.compute.sampling import Sampler
-from zrt.runtime.compute.shard import Shard
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.compute.turn import Work
-from zrt.runtime.compute.weights import open_checkpoint
+from zrt.runtime.compute.kv.paged_cache import PagedKVCache
+from zrt.runtime.compute.sampler import Sampler
+from zrt.runtime.compute.turn import Step, Work
+from zrt.runtime.compute.weight_sources import open_checkpoint
 from zrt.runtime.messages.sampling import Sampling
+from zrt.runtime.models.architecture.spec import read_spec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -31,7 +30,7 @@ class GpuPipeline(Pipeline):
     """The same shards on a GPU."""
 
     def __init__(self, folder: Path, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, *, graphs: bool = True):
-        from zrt.runtime.compute.gpu_decoder import GpuDecoder
+        from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder
 
         self.spec = read_spec(folder)
         source = open_checkpoint(folder)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.sampling import Sampler
+from zrt.runtime.compute.sampler import Sampler
 from zrt.runtime.messages.sampling import Sampling
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -59,7 +59,7 @@ def made(kind: str) -> Tensor:
 
 
 def drawn(logits: Tensor, options: list[Sampling], positions: list[int]) -> Tensor:
-    from zrt.runtime.compute.gpu_sampling import Knobs, draw
+    from zrt.runtime.compute.cuda.batch_sampler import Knobs, draw
 
     knobs = Knobs(len(options), logits.device)
     knobs.send(knobs_of(options, positions))
@@ -110,7 +110,7 @@ def test_a_row_that_is_not_finite_picks_0_and_says_so() -> None:
 
 
 def test_a_graph_draws_what_its_knobs_and_logits_say_at_each_replay() -> None:
-    from zrt.runtime.compute.gpu_sampling import Knobs, draw
+    from zrt.runtime.compute.cuda.batch_sampler import Knobs, draw
 
     logits = torch.zeros(8, VOCAB, device="cuda")
     knobs = Knobs(8, logits.device)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from zrt.runtime.compute.handover import Inlet, Outlet
+from zrt.runtime.compute.shared_rows.channel import Inlet, Outlet
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -14,9 +14,9 @@ PLACE_BYTES = 1 << 22
 
 @pytest.fixture(scope="module")
 def outlet() -> Iterator[Outlet]:
-    from zrt.runtime.compute import gpu_flags
+    from zrt.runtime.compute.cuda import stream_flags
 
-    made = Outlet(PLACE_BYTES, gpu_flags)
+    made = Outlet(PLACE_BYTES, stream_flags)
     made.prepare()
     yield made
     made.close()
@@ -27,7 +27,7 @@ def outlet() -> Iterator[Outlet]:
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64], ids=str)
 def test_rows_arrive_as_they_were(shape: tuple[int, ...], dtype: torch.dtype, outlet: Outlet) -> None:
-    from zrt.runtime.compute import gpu_flags
+    from zrt.runtime.compute.cuda import stream_flags
 
     rows = torch.arange(torch.Size(shape).numel(), device="cuda").reshape(shape).to(dtype)
     if rows.numel() * rows.element_size() > PLACE_BYTES:
@@ -35,7 +35,7 @@ def test_rows_arrive_as_they_were(shape: tuple[int, ...], dtype: torch.dtype, ou
         return
     handed = outlet.put(rows)
     assert handed is not None
-    inlet = Inlet(handed, gpu_flags)
+    inlet = Inlet(handed, stream_flags)
     void = torch.ones(2, dtype=torch.int32, device="cuda")
     for first in sorted({0, 1, shape[0] - 1, shape[0] // 2} - {shape[0]}):
         to = torch.full((shape[0] - first + 1, *shape[1:]), 3, dtype=dtype, device="cuda")
@@ -49,12 +49,12 @@ def test_rows_arrive_as_they_were(shape: tuple[int, ...], dtype: torch.dtype, ou
 
 @pytest.mark.parametrize("voids", [[0], [1], [0, 0, 0], [0, 0, -1], [0, 1, 0, 1], [0] * 257, [0] * 256 + [1]])
 def test_void_rows_are_called_void(voids: list[int], outlet: Outlet) -> None:
-    from zrt.runtime.compute import gpu_flags
+    from zrt.runtime.compute.cuda import stream_flags
 
     rows = torch.ones(2, 64, device="cuda")
     handed = outlet.put(rows, torch.tensor(voids, dtype=torch.int32, device="cuda"))
     assert handed is not None
-    inlet = Inlet(handed, gpu_flags)
+    inlet = Inlet(handed, stream_flags)
     void, to = torch.full((1,), 7, dtype=torch.int32, device="cuda"), torch.empty_like(rows)
     (taken,) = inlet.rows(handed, [(0, 2)], (64,), torch.float32)
     taken.copy_to(to, void)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from clusters import cluster_file, local_cluster
-from loads import load, undisturbed
-from running import Running, running
+from support.clusters import cluster_file, local_cluster
+from support.loads import load, undisturbed
+from support.running import Running, running
 
-from zrt.runtime.client import Client
+from zrt.runtime.client.client import Client
 from zrt.runtime.messages.client import Cluster
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

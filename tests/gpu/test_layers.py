@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from clusters import Local, local_cluster
-from running import free_port, start_zrt
-from tiny_models import reference
+from support.clusters import Local, local_cluster
+from support.running import free_port, start_zrt
+from support.tiny_models import reference
 
-from zrt.actors.assigned_layers import AssignedLayers
-from zrt.runtime.compute.device_memory import device_memory
-from zrt.runtime.compute.held_layers import HeldLayers
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.compute.weights import RandomCheckpoint
-from zrt.runtime.lane import LOST_DEVICE_STATUS
-from zrt.runtime.layer_plan import usable
+from zrt.actors.layer_worker.assigned_layers import AssignedLayers
+from zrt.runtime.actor.executor import LOST_DEVICE_STATUS
+from zrt.runtime.cluster.layer_sharing import usable
+from zrt.runtime.compute.devices import device_memory
+from zrt.runtime.compute.layer_engine import HeldLayers
+from zrt.runtime.compute.weight_sources import RandomCheckpoint
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.layers import LayerAssignment, LayersPrepared, PrepareLayers, WorkerReady
+from zrt.runtime.models.architecture.spec import read_spec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -105,7 +105,7 @@ async def test_a_worker_or_its_gpu_is_lost_and_no_token(model: Path, wanted: lis
     async with local_cluster(model, [None], waits=False, lend={"attic": ["2-5"]}, kv_bytes="16MiB") as cluster:
         words = [cluster.coordinator.endpoint, "attic", str(cluster.cache), "decode", fault, GPU]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(TESTS / "failing_worker.py"), *words, stdin=subprocess.DEVNULL
+            sys.executable, str(TESTS / "support" / "failing_worker.py"), *words, stdin=subprocess.DEVNULL
         )
         try:
             asked = asyncio.create_task(cluster.greedy(PROMPT, TOKENS))
@@ -123,14 +123,14 @@ import asyncio, sys
 from functools import partial
 import torch
 sys.path.insert(0, {str(TESTS)!r})
-from failing_worker import lose_device
-from zrt.actors.backend import LocalBackend
-from zrt.runtime.compute.device_memory import device_lives
+from support.failing_worker import lose_device
+from zrt.actors.block_server.backend import LocalBackend
+from zrt.runtime.compute.devices import device_lives
 from zrt.runtime.compute.loading import read_engine
-from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.models.architecture.spec import read_spec
 from zrt.runtime.compute.turn import Work
-from zrt.runtime.compute.weights import RandomCheckpoint
-from zrt.runtime.lane import Lane
+from zrt.runtime.compute.weight_sources import RandomCheckpoint
+from zrt.runtime.actor.executor import Lane
 
 async def run(folder):
     spec, lane = read_spec(folder), Lane("lane", partial(device_lives, torch.device("{GPU}")))

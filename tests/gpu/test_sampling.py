@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from zrt.runtime.compute.sampling import Picked, Sampler, pick
+from zrt.runtime.compute.sampler import Picked, Sampler, pick
 from zrt.runtime.messages.sampling import Sampling
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from clusters import cluster_file, local_cluster
-from loads import load, undisturbed
-from running import Running, running
+from support.clusters import cluster_file, local_cluster
+from support.loads import load, undisturbed
+from support.running import Running, running
 
-from zrt.runtime.client import Client
+from zrt.runtime.client.client import Client
 from zrt.runtime.compute.loading import read_engine
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.compute.weights import RandomCheckpoint, open_checkpoint
+from zrt.runtime.compute.weight_sources import RandomCheckpoint, open_checkpoint
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.spec import read_spec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from clusters import local_cluster
-from peers import until
+from support.clusters import local_cluster
+from support.peers import until
 from torch import Tensor
 
-from zrt.actors.group_record import GroupRecord
-from zrt.actors.group_trial import try_group
-from zrt.actors.rank_group import RankGroup
-from zrt.runtime.actor import Actor
-from zrt.runtime.compute.communicator import Communicator, Rendezvous
+from zrt.actors.block_server.tensor_parallel.group import RankGroup
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.actors.block_server.tensor_parallel.trial import try_group
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.executor import Lane
+from zrt.runtime.compute.collectives.communicator import Communicator, Rendezvous
 from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.lane import Lane
-from zrt.runtime.messages.control import Assignment
+from zrt.runtime.messages.members import Assignment
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vocabularies import BACKENDS, write_tokenizer
+from support.vocabularies import BACKENDS, write_tokenizer
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import zmq.asyncio
-from clusters import Local, local_cluster
+from support.clusters import Local, local_cluster
 
-from zrt.runtime import client as client_module
-from zrt.runtime import connection
-from zrt.runtime.client import Client, Stream
+from zrt.runtime.client import client as client_module
+from zrt.runtime.client import connection
+from zrt.runtime.client.client import Client
+from zrt.runtime.client.stream import Stream
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Accepted, Finished, Ok, Piece, Progress
-from zrt.runtime.wire import encode_event
+from zrt.runtime.wire.clients import encode_event
 
 PROMPT = [5, 17, 99]
 LONG = 3000

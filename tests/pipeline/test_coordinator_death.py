@@ -7,21 +7,23 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from clusters import Local, cluster_file, local_cluster, make_server, until_ready
-from peers import until
+from support.clusters import Local, cluster_file, local_cluster, make_server, until_ready
+from support.peers import until
 
-from zrt.actors.backend import Backend
-from zrt.actors.coordinator import Coordinator
-from zrt.runtime.actor import Actor
-from zrt.runtime.client import Client, Stream
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.config import parse
-from zrt.runtime.entries import Entry
+from zrt.actors.block_server.backend import Backend
+from zrt.actors.coordinator.coordinator import Coordinator
+from zrt.actors.coordinator.fleet.process_record import Entry
+from zrt.actors.coordinator.fleet.roster import Roster
+from zrt.actors.coordinator.sessions.requests import Prompts
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.client.client import Client
+from zrt.runtime.client.stream import Stream
+from zrt.runtime.cluster.file_loader import parse
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Piece
-from zrt.runtime.messages.control import Address, Assignment, LoadProgress, Register
-from zrt.runtime.prompts import Prompts
-from zrt.runtime.roster import Roster
+from zrt.runtime.messages.control import Address
+from zrt.runtime.messages.members import Assignment, LoadProgress, Register
+from zrt.runtime.models.architecture.spec import read_spec
 
 TWO: list[str | None] = ["0-1", "2-3"]
 PROMPT = [5, 17, 99]

@@ -11,17 +11,17 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from clusters import Local, local_cluster
-from loads import load, undisturbed
-from peers import until
+from support.clusters import Local, local_cluster
+from support.loads import load, undisturbed
+from support.peers import until
 
-from zrt.actors import drains
-from zrt.actors.block_server import BlockServer
+from zrt.actors.block_server.block_server import BlockServer
+from zrt.actors.coordinator.fleet import drains
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Down, Drained
-from zrt.runtime.messages.control import Assignment, LoadProgress, StateChanged
-from zrt.runtime.outbox import Frames
+from zrt.runtime.messages.members import Assignment, LoadProgress, StateChanged
+from zrt.runtime.transport.outbox import Frames
 
 TWO: list[str | None] = ["0-1", "2-3"]
 COUNT, LENGTH = 6, 250

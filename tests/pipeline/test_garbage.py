@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
-from clusters import Local, local_cluster, make_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutants import CLIENT, CONTROL, OBEYED, Kind, Mutants, Speaker
-from peers import raw, until
+from support.clusters import Local, local_cluster, make_server
+from support.mutants import CLIENT, CONTROL, OBEYED, Kind, Mutants, Speaker
+from support.peers import raw, until
 
 TWO: list[str | None] = ["0-1", "2-3"]
 PROMPT = [5, 17, 99, 3]

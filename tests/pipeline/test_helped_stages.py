@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import Local, local_cluster, memory_for
-from tiny_models import reference
+from support.clusters import Local, local_cluster, memory_for
+from support.tiny_models import reference
 
-from zrt.runtime.layer_plan import Holder, plan_layers, ranges
+from zrt.runtime.cluster.layer_sharing import Holder, plan_layers, ranges
 from zrt.runtime.messages.client import Cluster
-from zrt.runtime.messages.control import Workers
-from zrt.runtime.messages.lending import LendLoad
+from zrt.runtime.messages.members import Workers
+from zrt.runtime.messages.stats import LendLoad
 from zrt.tui.status import tree
 
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
@@ -63,7 +63,7 @@ async def test_a_stage_is_not_loaded_again_for_workers_that_it_did_without(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each that joins is new once; that another goes is no reason at all."""
-    caplog.set_level("INFO", "zrt.actors.block_server")
+    caplog.set_level("INFO", "zrt.actors.block_server.block_server")
 
     def loads() -> int:
         return sum("loads blocks" in record.getMessage() for record in caplog.records)

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import Local, local_cluster, memory_for
-from tiny_models import reference
+from support.clusters import Local, local_cluster, memory_for
+from support.tiny_models import reference
 
-from zrt.actors import lending
-from zrt.runtime.actor import Envelope
+from zrt.actors.block_server.layer_lending import lending
+from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.messages.layers import ModelDataDone
-from zrt.runtime.wire import Body
+from zrt.runtime.wire.envelopes import Body
 
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
 TOKENS = 8

@@ -9,18 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from layer_masters import assign, offer_of, push, read, worker_at
-from peers import until
+from support.layer_masters import assign, offer_of, push, read, worker_at
+from support.peers import until
 
-from zrt.actors import layer_push
-from zrt.actors.layer_push import UNACKNOWLEDGED
-from zrt.actors.lent_worker import LentWorker
-from zrt.runtime import layer_offer
-from zrt.runtime.actor import Actor, Envelope, Reply
-from zrt.runtime.compute.layout import block_name, block_shapes
-from zrt.runtime.compute.spec import spec_from_config
-from zrt.runtime.layer_offer import CHUNK_BYTES
+from zrt.actors.block_server.layer_lending import layer_setup
+from zrt.actors.block_server.layer_lending import offer as offer_module
+from zrt.actors.block_server.layer_lending.layer_setup import UNACKNOWLEDGED
+from zrt.actors.block_server.layer_lending.lent_worker import LentWorker
+from zrt.actors.block_server.layer_lending.offer import CHUNK_BYTES
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Envelope, Reply
 from zrt.runtime.messages.layers import Hello, LayerTraffic, ModelDataChunk, WorkerInfo
+from zrt.runtime.models.architecture.spec import spec_from_config
+from zrt.runtime.models.checkpoint.layout import block_name, block_shapes
 
 
 @pytest.fixture
@@ -70,7 +71,10 @@ async def test_a_master_holds_nothing_of_what_it_pushes(tmp_path: Path) -> None:
     async with worker_at(tmp_path / "cache") as peer:
         words = [str(folder), peer.worker.endpoint, str(peer.worker.incarnation)]
         master = await asyncio.create_subprocess_exec(
-            sys.executable, str(Path(__file__).with_name("pushing.py")), *words, stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            str(Path(__file__).parents[1] / "support" / "pushing.py"),
+            *words,
+            stdout=asyncio.subprocess.PIPE,
         )
         out, _ = await asyncio.wait_for(master.communicate(), 60)
     said = json.loads(out)
@@ -82,7 +86,7 @@ async def test_a_master_holds_nothing_of_what_it_pushes(tmp_path: Path) -> None:
 async def test_four_chunks_at_most_are_on_their_way_unanswered(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (layer_offer, layer_push):
+    for module in (offer_module, layer_setup):
         monkeypatch.setattr(module, "CHUNK_BYTES", 10_000)
     offer, master, answers = offer_of(model), Actor("master"), asyncio.Event()
     came, unanswered, most = 0, 0, 0
@@ -106,7 +110,7 @@ async def test_four_chunks_at_most_are_on_their_way_unanswered(
         try:
             assert await assign(peer, model, offer, single=False)
             lent = LentWorker(master, worker.address)
-            pushing = asyncio.create_task(layer_push.push(lent, offer, lambda held, sent: None))
+            pushing = asyncio.create_task(layer_setup.push(lent, offer, lambda held, sent: None))
             await until(lambda: unanswered >= 4)
             for _ in range(20):  # it has time for more, and what it said before this has come
                 await lent.ask(Hello(), WorkerInfo, 20)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from chained import Pipeline
-from layer_masters import CONTEXT, NAMES, loaded, worker_at
+from support.chained import Pipeline
+from support.layer_masters import CONTEXT, NAMES, loaded, worker_at
 
-from zrt.runtime.compute.batch import Step
-from zrt.runtime.compute.held_layers import runs_of
+from zrt.runtime.compute.layer_engine import runs_of
+from zrt.runtime.compute.turn import Step
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_layers_run_as_the_model_does_and_goodbye_ends_the_session(
 
 async def test_a_program_that_knows_the_documented_messages_alone_drives_it(model: Path, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as peer:
-        program = Path(__file__).parents[1] / "layer_peer.py"
+        program = Path(__file__).parents[1] / "support" / "layer_peer.py"
         words = (str(program), peer.worker.endpoint, str(model), str(CONTEXT))
         process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=subprocess.PIPE)
         async with asyncio.timeout(60):

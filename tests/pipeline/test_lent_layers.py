@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import Local, cluster_file, local_cluster, memory_for
-from peers import until
-from tiny_models import reference
+from support.clusters import Local, cluster_file, local_cluster, memory_for
+from support.peers import until
+from support.tiny_models import reference
 
-from zrt.actors import lent_run
-from zrt.actors.lent_layers import LentLayers
-from zrt.runtime.capacity import needs
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.config import parse
+from zrt.actors.block_server.layer_lending import lent_run
+from zrt.actors.block_server.layer_lending.lending_backend import LentLayers
+from zrt.runtime.cluster.file_loader import parse
+from zrt.runtime.cluster.memory import needs
+from zrt.runtime.cluster.seats import stage_ranges
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.layers import Batch
-from zrt.runtime.seats import stage_ranges
+from zrt.runtime.models.architecture.spec import read_spec
 
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
 TOKENS = 32

@@ -9,7 +9,7 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from clusters import local_cluster
+from support.clusters import local_cluster
 
 TWO: list[str | None] = ["0-1", "2-3"]
 PROMPT = [5, 17, 99, 3]

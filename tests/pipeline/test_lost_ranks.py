@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from clusters import Local
-from groups import (
+from support.clusters import Local
+from support.groups import (
     FAULTS,
     SPLIT,
     group_of,
@@ -23,11 +23,11 @@ from groups import (
     rebuilt,
     record_of,
 )
-from peers import until
-from references import reference
-from results import tell
+from support.peers import until
+from support.references import reference
+from support.results import tell
 
-from zrt.runtime.suspects import TRIED
+from zrt.actors.coordinator.sessions.quarantine import TRIED
 
 PROMPT = [5 + 7 * token * token % 143 for token in range(150)]
 TOKENS = 48

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clusters import Local, local_cluster, memory_for
-from peers import until
-from results import tell
-from tiny_models import reference
+from support.clusters import Local, local_cluster, memory_for
+from support.peers import until
+from support.results import tell
+from support.tiny_models import reference
 
-from zrt.actors import lending
-from zrt.runtime.actor import Envelope
+from zrt.actors.block_server.layer_lending import lending
+from zrt.runtime.actor.envelope import Envelope
+from zrt.runtime.actor.member import Member
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Piece, Progress
-from zrt.runtime.messages.control import ChildDied
 from zrt.runtime.messages.layers import ModelDataChunk, ModelDataTaken
-from zrt.runtime.wire import Body
+from zrt.runtime.messages.members import ChildDied
+from zrt.runtime.wire.envelopes import Body
 
-PROGRAM = Path(__file__).parents[1] / "failing_worker.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "failing_worker.py"
 PHASES = ("assignment", "push", "load", "prefill", "decode")
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
 TOKENS = 40

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broken import EMBEDDING, edit
-from clusters import Local, local_cluster
+from support.broken import EMBEDDING, edit
+from support.clusters import Local, local_cluster
 
-from zrt.actors.generation import Generation
+from zrt.actors.coordinator.sessions.generation import Generation
+from zrt.actors.coordinator.sessions.session import State
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Progress
-from zrt.runtime.sessions import State
 
 TWO: list[str | None] = ["0-1", "2-3"]
 WAIT_S = 60.0

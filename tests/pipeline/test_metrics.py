@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import Local, local_cluster
+from support.clusters import Local, local_cluster
 
-from zrt.actors import metrics
-from zrt.actors.metrics import MetricsServer
+from zrt.actors.coordinator import metrics_server
+from zrt.actors.coordinator.metrics_server import MetricsServer
 from zrt.runtime.errors import ZrtError
 
 
@@ -67,7 +67,7 @@ async def test_a_stranger_gets_a_short_answer(request_: bytes, status: int) -> N
 
 
 async def test_one_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "REQUEST_S", 0.1)
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 0.1)
     server = MetricsServer("tcp://127.0.0.1:0", lambda: b"", lambda: "")
     await server.start()
     try:

@@ -6,15 +6,16 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from clusters import Local, local_cluster
-from loads import load
+from support.clusters import Local, local_cluster
+from support.loads import load
 
-from zrt.runtime.actor import Envelope
-from zrt.runtime.client import Client
+from zrt.runtime.actor.envelope import Envelope
+from zrt.runtime.actor.member import Member
+from zrt.runtime.client.client import Client
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.member import Member
 from zrt.runtime.messages.client import Finished, Piece
-from zrt.runtime.messages.control import Control, Done, Kill
+from zrt.runtime.messages.control import Control, Done
+from zrt.runtime.messages.members import Kill
 
 PROMPT = [5, 17, 99]
 WAIT_S = 30.0

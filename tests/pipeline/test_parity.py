@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import local_cluster
-from references import reference, through_stages
-from tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
+from support.clusters import local_cluster
+from support.references import reference, through_stages
+from support.tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
 
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
 TOKENS = 64

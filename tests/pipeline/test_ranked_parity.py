@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from references import reference, through_stages
-from tiny_models import LONG_PROMPT, MODELS
+from support.references import reference, through_stages
+from support.tiny_models import LONG_PROMPT, MODELS
 
 TOKENS = 64
 TWELVE = {"hidden_size": 96, "num_attention_heads": 12, "head_dim": 16, "intermediate_size": 96, "vocab_size": 157}

@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from clusters import Local, cluster_file, make_coordinator, until_ready
-from groups import alone, group_of, member, ranked, ranks_of, record_of
-from loads import load, undisturbed
-from peers import until
+from support.clusters import Local, cluster_file, make_coordinator, until_ready
+from support.groups import alone, group_of, member, ranked, ranks_of, record_of
+from support.loads import load, undisturbed
+from support.peers import until
 
-from zrt.actors.group_record import GroupRecord
-from zrt.actors.rank_group import RankGroup
-from zrt.actors.rank_operations import RankOperations
-from zrt.actors.rank_processes import RankProcesses
-from zrt.runtime.actor import Actor
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.compute.split import Part, part_bytes
-from zrt.runtime.config import parse
+from zrt.actors.block_server.tensor_parallel.group import RankGroup
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.actors.block_server.tensor_parallel.operations import RankOperations
+from zrt.actors.block_server.tensor_parallel.rank_processes import RankProcesses
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.executor import Lane
+from zrt.runtime.cluster.file_loader import parse
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.lane import Lane
-from zrt.runtime.messages.control import Assignment, LoadProgress
-from zrt.runtime.messages.load import GroupLoad
+from zrt.runtime.messages.members import Assignment, LoadProgress
 from zrt.runtime.messages.ranks import SessionTruncated, TruncateSession
+from zrt.runtime.messages.stats import GroupLoad
+from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.split import Part, part_bytes
 
 PROMPT = [1, 17, 93, 4, 150, 62, 62, 8, 31, 120, 5]
 LIMIT_S = 20.0

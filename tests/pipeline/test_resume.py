@@ -12,12 +12,13 @@ import msgspec
 import pytest
 import pytest_asyncio
 import zmq.asyncio
-from clusters import Local, local_cluster
-from peers import until
-from proxies import Proxy, proxy
+from support.clusters import Local, local_cluster
+from support.peers import until
+from support.proxies import Proxy, proxy
 
-from zrt.runtime import connection
-from zrt.runtime.client import Client, Stream
+from zrt.runtime.client import connection
+from zrt.runtime.client.client import Client
+from zrt.runtime.client.stream import Stream
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Finished, Piece
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import Local, local_cluster
-from loads import load, undisturbed
+from support.clusters import Local, local_cluster
+from support.loads import load, undisturbed
 
 TWO: list[str | None] = ["0-1", "2-3"]
 COUNT, LENGTH = 6, 250

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from clusters import Local, local_cluster
+from support.clusters import Local, local_cluster
 from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
-from zrt.runtime.compute.batch import Step
+from zrt.runtime.compute.turn import Step
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Accepted, Finished, Piece
 from zrt.runtime.messages.sampling import TokenLogprobs

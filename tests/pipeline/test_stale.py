@@ -7,32 +7,18 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from clusters import Local, local_cluster
-from peers import until
+from support.clusters import Local, local_cluster
+from support.peers import until
 
-from zrt.runtime.actor import Actor
+from zrt.runtime.actor.actor import Actor
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Piece
-from zrt.runtime.messages.control import (
-    Address,
-    Assign,
-    Beat,
-    ChildDied,
-    Close,
-    ControlMessage,
-    Credit,
-    Fault,
-    Filled,
-    LoadProgress,
-    Open,
-    Sampled,
-    SampledToken,
-    Shutdown,
-    StateChanged,
-    StepFailed,
-)
+from zrt.runtime.messages.control import Address, Fault
 from zrt.runtime.messages.header import Step
 from zrt.runtime.messages.inference import InferenceRequest
+from zrt.runtime.messages.members import Assign, Beat, ChildDied, LoadProgress, Shutdown, StateChanged
+from zrt.runtime.messages.sessions import Close, Credit, Filled, Open, Sampled, SampledToken, StepFailed
+from zrt.runtime.wire.envelopes import ControlMessage
 
 PROMPT = [5, 17, 99]
 TOKENS = 150

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from clusters import cluster_file, make_coordinator, make_server, until_ready
-from stalls import EmptyLoop, StallMeter
+from support.clusters import cluster_file, make_coordinator, make_server, until_ready
+from support.stalls import EmptyLoop, StallMeter
 
-from zrt.runtime.client import Client
-from zrt.runtime.config import parse
+from zrt.runtime.client.client import Client
+from zrt.runtime.cluster.file_loader import parse
 
 ALLOWED_MS = 50.0
 

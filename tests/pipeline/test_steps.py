@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import zmq
-from clusters import Local, local_cluster
+from support.clusters import Local, local_cluster
 
-from zrt.actors.block_server import BlockServer
-from zrt.runtime.actor import Actor, Envelope
+from zrt.actors.block_server.block_server import BlockServer
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Close, Credit, Filled, Open, Opened, Sampled, StepFailed
 from zrt.runtime.messages.header import Step
 from zrt.runtime.messages.inference import InferenceRequest
-from zrt.runtime.wire import decode_response, encode_inference
+from zrt.runtime.messages.sessions import Close, Credit, Filled, Open, Opened, Sampled, StepFailed
+from zrt.runtime.wire.inference import decode_response, encode_inference
 
 PROMPT = [5, 17, 99, 3, 42]
 WAIT_S = 20.0

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clusters import Local, local_cluster
+from support.clusters import Local, local_cluster
 from tokenizers import Tokenizer as Backend
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.text import Tokenizer
+from zrt.runtime.text.tokenizer import Tokenizer
 
 STAGES = ["0-1", "2-3"]
 LETTERS = "abcdnot"

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import Local, local_cluster
-from groups import SPLIT, ranked, ranks_of, record_of
-from references import reference
+from support.clusters import Local, local_cluster
+from support.groups import SPLIT, ranked, ranks_of, record_of
+from support.references import reference
 
+from zrt.actors.coordinator.sessions.quarantine import LOSSES
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.turn import TurnResult, Work
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.suspects import LOSSES
 
 HEAVY = [5 + 7 * token * token % 143 for token in range(150)]
 LIGHT = [[9, 8, 7, number] for number in (1, 2, 3)]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vocabularies import write_tokenizer
+from support.vocabularies import write_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zrt.runtime.admission import HEADROOM, Admission
+from zrt.actors.coordinator.sessions.admission import HEADROOM, Admission
 from zrt.runtime.errors import ZrtError
 
 

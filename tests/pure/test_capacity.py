@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zrt.runtime.capacity import COORDINATOR_BYTES, Needs, in_words, needs, process_bytes, shortage, wishes
-from zrt.runtime.cluster_file import Conf, Kv, Lend, Limits, Model, Spares, Stage, Worker
-from zrt.runtime.compute.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
-from zrt.runtime.compute.spec import ModelSpec, spec_from_config
+from zrt.runtime.cluster.file_schema import Conf, Kv, Lend, Limits, Model, Spares, Stage, Worker
+from zrt.runtime.cluster.gpu_memory import gpu_needs, gpu_shortage
+from zrt.runtime.cluster.memory import COORDINATOR_BYTES, Needs, in_words, needs, process_bytes, shortage, wishes
+from zrt.runtime.cluster.partition import Blocks, Wish
+from zrt.runtime.cluster.seats import stage_ranges
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.gpu_needs import gpu_needs, gpu_shortage
-from zrt.runtime.plan import Blocks, Wish
-from zrt.runtime.seats import stage_ranges
+from zrt.runtime.models.architecture.spec import ModelSpec, spec_from_config
+from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 LLAMA_8B = spec_from_config(

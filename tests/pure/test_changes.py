@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from snapshots import actor, cluster, group, happened, session
+from support.snapshots import actor, cluster, group, happened, session
 
-from zrt.runtime.changes import Snapshots, between
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Changes, Cluster
 from zrt.runtime.messages.cluster import GAPS
-from zrt.runtime.wire import decode_event, encode_event
+from zrt.runtime.wire.clients import decode_event, encode_event
+from zrt.runtime.wire.cluster_changes import Snapshots, between
 
 
 def sent(old: Cluster, new: Cluster, serial: int = 1) -> Changes:

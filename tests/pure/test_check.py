@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from broken import CASES, DOWN, EMBEDDING, HEAD, INDEX, ONLY_SURVEYED, SINGLE, Case, broken_copy, edit
 from safetensors.torch import load_file, save_file
+from support.broken import CASES, DOWN, EMBEDDING, HEAD, INDEX, ONLY_SURVEYED, SINGLE, Case, broken_copy, edit
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from zrt.runtime.check import inspect, require_weights
-from zrt.runtime.compute.families import FAMILIES
-from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.families import FAMILIES
+from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.report import inspect, require_weights
 
 MakeModel = Callable[..., Path]
 EVERY_CASE = CASES | ONLY_SURVEYED
@@ -233,7 +233,7 @@ def test_nothing_but_headers_is_read(copied: Callable[..., Path]) -> None:
 
 def test_a_check_loads_no_torch(make_model: MakeModel) -> None:
     code = (
-        "import sys, pathlib; from zrt.runtime.check import inspect;"
+        "import sys, pathlib; from zrt.runtime.models.checkpoint.report import inspect;"
         "assert inspect(pathlib.Path(sys.argv[1])).usable; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, make_model("llama")], check=True, timeout=60)

@@ -5,23 +5,35 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from zrt.runtime import cluster_file, config
-from zrt.runtime.cluster_file import Cluster, Conf, Kv, Lend, Limits, Log, Metrics, Model, Spares, Stage, Worker
+from zrt.runtime.cluster import file_loader, file_schema
+from zrt.runtime.cluster.file_schema import (
+    Cluster,
+    Conf,
+    Kv,
+    Lend,
+    Limits,
+    Log,
+    Metrics,
+    Model,
+    Spares,
+    Stage,
+    Worker,
+)
+from zrt.runtime.cluster.partition import Blocks
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.plan import Blocks
 
 SMALL = '[model]\nref = "m"\n[[stage]]\n'
 
 
 def refusal(text: str) -> str:
     with pytest.raises(ZrtError) as raised:
-        config.parse(text, "my.toml")
+        file_loader.parse(text, "my.toml")
     assert (raised.value.kind, raised.value.where) == ("bad_config", "my.toml")
     return raised.value.message
 
 
 def test_the_packaged_file_is_two_stages_of_the_demo_model() -> None:
-    conf = config.load()
+    conf = file_loader.load()
     assert conf.model == Model("smollm2-135m", "float32", 4096, "files")
     assert conf.stages == (Stage(), Stage())
     assert conf.cluster == Cluster("local", "tcp://127.0.0.1:7411", insecure=False)
@@ -30,36 +42,36 @@ def test_the_packaged_file_is_two_stages_of_the_demo_model() -> None:
 
 def test_the_file_of_the_readme_is_one() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    conf = config.parse(readme.partition("```toml\n")[2].partition("```")[0], "README.md")
+    conf = file_loader.parse(readme.partition("```toml\n")[2].partition("```")[0], "README.md")
     assert [stage.replicas for stage in conf.stages] == [1, 2]
     assert conf.spares.count == 1
 
 
 def test_a_short_file_gets_the_defaults() -> None:
-    assert config.parse(SMALL, "") == Conf(model=Model("m"), stages=(Stage(),))
+    assert file_loader.parse(SMALL, "") == Conf(model=Model("m"), stages=(Stage(),))
 
 
 @pytest.mark.parametrize(
     ("stages", "limits", "chunk"),
     [
-        (["cpu"], "", cluster_file.CHUNK),
-        (["cuda:0", "cuda:1"], "", cluster_file.CHUNK_ON_GPU),
-        (["cuda:0", "cpu"], "", cluster_file.CHUNK),
+        (["cpu"], "", file_schema.CHUNK),
+        (["cuda:0", "cuda:1"], "", file_schema.CHUNK_ON_GPU),
+        (["cuda:0", "cpu"], "", file_schema.CHUNK),
         (["cuda:0"], "[limits]\nchunk = 64", 64),
     ],
 )
 def test_prompts_are_cut_as_suits_the_devices(stages: list[str], limits: str, chunk: int) -> None:
     tables = "".join(f"[[stage]]\ndevice = '{device}'\n" for device in stages)
-    assert config.parse(f"[model]\nref = 'm'\n{limits}\n{tables}", "").chunk == chunk
+    assert file_loader.parse(f"[model]\nref = 'm'\n{limits}\n{tables}", "").chunk == chunk
 
 
 def test_a_pinned_stage_may_say_its_memory_alone() -> None:
-    conf = config.parse(SMALL + 'blocks = "0-3"\nmemory = "2GiB"\n[[stage]]', "")
+    conf = file_loader.parse(SMALL + 'blocks = "0-3"\nmemory = "2GiB"\n[[stage]]', "")
     assert [stage.memory for stage in conf.stages] == [2 << 30, None]
 
 
 def test_a_full_file() -> None:
-    conf = config.parse(
+    conf = file_loader.parse(
         """
         [cluster]
         name = "lab-2"
@@ -124,7 +136,7 @@ def test_a_full_file() -> None:
     ],
 )
 def test_sizes(size: str, count: int) -> None:
-    assert config.parse(f"{SMALL}[kv]\nbytes = {size}", "").kv.bytes == count
+    assert file_loader.parse(f"{SMALL}[kv]\nbytes = {size}", "").kv.bytes == count
 
 
 @pytest.mark.parametrize(
@@ -217,11 +229,11 @@ def test_every_mistake_is_named_at_once() -> None:
 
 def test_the_file_is_said_before_its_mistakes() -> None:
     with pytest.raises(ZrtError) as several:
-        config.parse("[model]\nref = 'm'\ncontext = 0\n[[stage]]\nthread = 1\n", "my.toml")
+        file_loader.parse("[model]\nref = 'm'\ncontext = 0\n[[stage]]\nthread = 1\n", "my.toml")
     first, *mistakes = str(several.value).splitlines()
     assert (first, len(mistakes), str(several.value).count("my.toml")) == ("bad_config: my.toml:", 2, 1)
     with pytest.raises(ZrtError) as one:
-        config.parse("[model]\nref = 'm'\n", "my.toml")
+        file_loader.parse("[model]\nref = 'm'\n", "my.toml")
     assert str(one.value) == "bad_config: there is no [[stage]], and at least one is needed (my.toml)"
 
 
@@ -269,12 +281,12 @@ def test_one_mistake_hides_no_other_and_makes_none_up(more: str, lines: list[str
 
 @pytest.mark.parametrize("listen", ["tcp://127.0.0.1:7411", "tcp://127.8.0.1:1", "tcp://localhost:0", "tcp://[::1]:5"])
 def test_this_machine_needs_no_leave(listen: str) -> None:
-    assert config.parse(f"{SMALL}[cluster]\nlisten = '{listen}'", "").cluster.listen == listen
+    assert file_loader.parse(f"{SMALL}[cluster]\nlisten = '{listen}'", "").cluster.listen == listen
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ZrtError) as raised:
-        config.load(tmp_path / "none.toml")
+        file_loader.load(tmp_path / "none.toml")
     assert (raised.value.kind, raised.value.where) == ("bad_config", str(tmp_path / "none.toml"))
 
 
@@ -283,7 +295,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "latin").write_bytes(b"name = '\xe9'")
     with pytest.raises(ZrtError, match="cannot be read") as raised:
-        config.load(tmp_path / name)
+        file_loader.load(tmp_path / name)
     assert raised.value.where == str(tmp_path / name)
 
 
@@ -293,19 +305,19 @@ def conf_of(*stages: Stage) -> Conf:
 
 def test_tp_on_the_command_line_is_that_of_every_stage() -> None:
     conf = conf_of(Stage(Blocks(0, 3)), Stage(tp=4))
-    assert config.override(conf, tp=2).stages == (Stage(Blocks(0, 3), tp=2), Stage(tp=2))
+    assert file_loader.override(conf, tp=2).stages == (Stage(Blocks(0, 3), tp=2), Stage(tp=2))
     with pytest.raises(ZrtError, match="--tp 0"):
-        config.override(conf, tp=0)
+        file_loader.override(conf, tp=0)
 
 
 def test_the_command_line_says_where_to_listen() -> None:
     conf = conf_of(Stage())
-    assert config.override(conf, listen="tcp://127.0.0.1:0").cluster == Cluster(listen="tcp://127.0.0.1:0")
-    everywhere = config.override(conf, listen="tcp://0.0.0.0:5", insecure=True)
+    assert file_loader.override(conf, listen="tcp://127.0.0.1:0").cluster == Cluster(listen="tcp://127.0.0.1:0")
+    everywhere = file_loader.override(conf, listen="tcp://0.0.0.0:5", insecure=True)
     assert everywhere.cluster == Cluster(listen="tcp://0.0.0.0:5", insecure=True)
-    known = config.override(conf, listen="tcp://0.0.0.0:0", advertise="tcp://box", insecure=True)
+    known = file_loader.override(conf, listen="tcp://0.0.0.0:0", advertise="tcp://box", insecure=True)
     assert known.cluster == Cluster(listen="tcp://0.0.0.0:0", advertise="tcp://box", insecure=True)
-    assert config.override(known, advertise="tcp://[fd00::1]").cluster.advertise == "tcp://[fd00::1]"
+    assert file_loader.override(known, advertise="tcp://[fd00::1]").cluster.advertise == "tcp://[fd00::1]"
 
 
 @pytest.mark.parametrize(
@@ -320,23 +332,23 @@ def test_the_command_line_says_where_to_listen() -> None:
 )
 def test_a_place_on_the_command_line_that_is_off_is_named(words: dict[str, str], says: str) -> None:
     with pytest.raises(ZrtError, match=says) as raised:
-        config.override(conf_of(Stage()), **words)  # type: ignore[arg-type]
+        file_loader.override(conf_of(Stage()), **words)  # type: ignore[arg-type]
     assert raised.value.kind == "bad_config"
 
 
 def test_the_command_line_names_another_model() -> None:
-    assert config.override(conf_of(Stage()), model="other").model == Model("other")
+    assert file_loader.override(conf_of(Stage()), model="other").model == Model("other")
 
 
 def test_nothing_said_changes_nothing() -> None:
     conf = conf_of(Stage(Blocks(0, 3)), Stage())
-    assert config.override(conf) == conf
+    assert file_loader.override(conf) == conf
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_the_command_line_replaces_the_stages_by_planned_ones(count: int) -> None:
     conf = conf_of(Stage(Blocks(0, 3), replicas=2, threads=2), Stage(Blocks(4, 9), replicas=2, threads=2))
-    assert config.override(conf, stages=count).stages == (Stage(replicas=2, threads=2),) * count
+    assert file_loader.override(conf, stages=count).stages == (Stage(replicas=2, threads=2),) * count
 
 
 @pytest.mark.parametrize(
@@ -345,17 +357,17 @@ def test_the_command_line_replaces_the_stages_by_planned_ones(count: int) -> Non
 )
 def test_what_the_command_line_cannot_say(stages: int | None, model: str | None, says: str) -> None:
     with pytest.raises(ZrtError, match=says) as raised:
-        config.override(conf_of(Stage(), Stage(device="cuda:0")), stages=stages, model=model)
+        file_loader.override(conf_of(Stage(), Stage(device="cuda:0")), stages=stages, model=model)
     assert raised.value.kind == "bad_config"
 
 
 @pytest.mark.parametrize(("stage", "expected"), [(Stage(), (16, 8)), (Stage(threads=5), (5, 5))])
 def test_threads_not_given_are_all_cores_or_a_share_of_them(stage: Stage, expected: tuple[int, int]) -> None:
-    assert config.threads(conf_of(stage, Stage()), stage, 16) == expected
+    assert file_loader.threads(conf_of(stage, Stage()), stage, 16) == expected
 
 
 def test_a_conf_cannot_be_changed_by_those_who_read_it() -> None:
-    conf = config.load()
+    conf = file_loader.load()
     with pytest.raises(AttributeError):
         conf.model.ref = "x"  # type: ignore[misc]
     assert msgspec.structs.replace(conf.model, ref="x").ref == "x"
@@ -364,7 +376,9 @@ def test_a_conf_cannot_be_changed_by_those_who_read_it() -> None:
 def test_the_readme_lends_to_another_machine() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     section = readme.partition("## Lending layers")[2]
-    helped, pinned = (config.parse(part.partition("```")[0], "README.md") for part in section.split("```toml\n")[1:3])
+    helped, pinned = (
+        file_loader.parse(part.partition("```")[0], "README.md") for part in section.split("```toml\n")[1:3]
+    )
     assert (helped.stages[0].backend, helped.stages[0].lend, helped.workers) == ("layers", (), ())
     assert (pinned.stages[0].lend, pinned.workers) == ((Lend("attic", Blocks(10, 19)),), (Worker("attic", join=True),))
 
@@ -373,7 +387,7 @@ LENDS = '[model]\nref = "m"\n[[stage]]\n[[stage.lend]]\nworker = "attic"\nblocks
 
 
 def test_a_stage_may_lend_blocks_to_a_worker() -> None:
-    conf = config.parse(LENDS, "")
+    conf = file_loader.parse(LENDS, "")
     assert conf.stages[0].lend == (Lend("attic", Blocks(3, 4)),)
     assert conf.workers == (Worker("attic", join=True),)
 
@@ -419,4 +433,4 @@ def test_a_name_that_several_workers_have_is_said_once() -> None:
 )
 def test_the_command_line_does_not_override_stages_that_lend(text: str, words: dict[str, int]) -> None:
     with pytest.raises(ZrtError, match="lend"):
-        config.override(config.parse(text, ""), **words)
+        file_loader.override(file_loader.parse(text, ""), **words)

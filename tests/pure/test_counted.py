@@ -1,6 +1,6 @@
 """Counted nouns."""
 
-from zrt.runtime.counted import counted
+from zrt.runtime.formatting import counted
 
 
 def test_one_is_singular_and_all_else_plural() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zrt.runtime import demo
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.fetching import ignore
+from zrt.runtime.models.fetch import demo
+from zrt.runtime.models.fetch.download_progress import ignore
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
-from zrt.runtime.detokenise import BYTE_TOKEN, WINDOW, CleanUp, Detokeniser
-from zrt.runtime.text import Tokenizer, clean_up
+from zrt.runtime.text.detokenizer import BYTE_TOKEN, WINDOW, CleanUp, Detokeniser
+from zrt.runtime.text.tokenizer import Tokenizer, clean_up
 
 Folder = Callable[..., Path]
 KINDS: list[tuple[str, dict[str, object]]] = [

@@ -1,10 +1,9 @@
 """A cluster as Prometheus metrics, read back by Prometheus' own parser."""
 
 from prometheus_client.parser import text_string_to_metric_families
-from snapshots import actor, cluster, group
+from support.snapshots import actor, cluster, group
 
-from zrt.runtime.exposition import BETWEEN_S, Times, exposition
-from zrt.runtime.histogram import Histogram
+from zrt.actors.coordinator.metrics import BETWEEN_S, Histogram, Times, exposition
 from zrt.runtime.messages.client import Cluster
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from zrt.runtime.config import parse
-from zrt.runtime.helping import Helping
-from zrt.runtime.messages.control import Lend
-from zrt.runtime.seats import Seat
+from zrt.actors.coordinator.fleet.worker_allocation import Helping
+from zrt.runtime.cluster.file_loader import parse
+from zrt.runtime.cluster.seats import Seat
+from zrt.runtime.messages.members import Lend
 
 FILE = """
 [model]

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zrt.runtime.cluster.layer_sharing import Holder, plan_layers, ranges, usable
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.layer_plan import Holder, plan_layers, ranges, usable
-from zrt.runtime.messages.control import Lend
+from zrt.runtime.messages.members import Lend
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from zrt.runtime import log_lines, logs
-from zrt.runtime.cluster_file import Log
-from zrt.runtime.config import parse
+from zrt.runtime.cli import log_lines
+from zrt.runtime.cluster.file_loader import parse
+from zrt.runtime.cluster.file_schema import Log
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.process import logs
 
 ERROR = ValueError("x" * 5000)
 
 
 def record(text: str = "a turn", error: Exception | None = None, **fields: object) -> logging.LogRecord:
     trace = (type(error), error, None) if error else None
-    made = logging.LogRecord("zrt.actors.turn_loop", logging.INFO, "", 0, text, (), trace)
+    made = logging.LogRecord("zrt.actors.block_server.turn_loop", logging.INFO, "", 0, text, (), trace)
     for name, value in fields.items():
         setattr(made, name, value)
     return made

@@ -4,14 +4,15 @@ import logging
 
 import pytest
 
-from zrt.runtime.config import parse
-from zrt.runtime.envelope import Envelope
+from zrt.actors.node.child_events import final_loss
+from zrt.actors.node.node import Parent
+from zrt.runtime.actor.envelope import Envelope
+from zrt.runtime.cluster.file_loader import parse
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.losses import final_loss
-from zrt.runtime.messages.control import Done, Kill
+from zrt.runtime.messages.control import Done
 from zrt.runtime.messages.header import PROTOCOL, Header
-from zrt.runtime.supervise import Child, Restart, Supervisor
-from zrt.runtime.up import Parent
+from zrt.runtime.messages.members import Kill
+from zrt.runtime.process.supervisor import Child, Restart, Supervisor
 
 CONF = parse('[model]\nref = "m"\n[[stage]]\nbackend = "layers"\n[[worker]]\nname = "attic"\n', "test")
 

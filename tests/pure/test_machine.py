@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zrt.runtime.machine import available_memory
+from zrt.runtime.host_memory import available_memory
 
 GIB = 1 << 30
 MOUNTS = {

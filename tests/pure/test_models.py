@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from zrt.runtime import hub
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.models import home, resolve
+from zrt.runtime.models.fetch import hub
+from zrt.runtime.models.fetch.resolve import home, resolve
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zrt.runtime.pace import LEAST, QUIET_S, STRETCH, Crowd, Pace
+from zrt.actors.block_server.prefill_budget import LEAST, QUIET_S, STRETCH, Crowd, Pace
 
 
 def test_nobody_decodes_so_a_prompt_takes_all_it_may() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zrt.runtime.cluster.partition import Blocks, Wish, misfits, plan
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.plan import Blocks, Wish, misfits, plan
 
 FREE = Wish()
 

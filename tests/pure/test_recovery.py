@@ -2,9 +2,9 @@
 
 import pytest
 
+from zrt.actors.node.recovery import Recoveries
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo
-from zrt.runtime.recovery import Recoveries
 
 PIDS = {"coordinator": 1, "stage0": 11, "stage1": 12, "spare0": 13, "attic": 14}
 

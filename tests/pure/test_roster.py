@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from zrt.actors.coordinator.fleet.roster import MOST, Roster
+from zrt.runtime.cluster.seats import Seat, seats
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Address, Assignment, Beat, Fault, LoadProgress, Register, StateChanged
-from zrt.runtime.messages.load import Load
-from zrt.runtime.roster import MOST, Roster
-from zrt.runtime.seats import Seat, seats
+from zrt.runtime.messages.control import Address, Fault
+from zrt.runtime.messages.members import Assignment, Beat, LoadProgress, Register, StateChanged
+from zrt.runtime.messages.stats import Load
 
 PLAN = seats([(0, 14), (15, 29)], [1, 2])
 

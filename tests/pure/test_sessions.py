@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zrt.runtime.detokenise import Detokeniser
+from zrt.actors.coordinator.sessions.session import MOVES, Session, Span, State, replay_spans
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
-from zrt.runtime.sessions import MOVES, Session, Span, State, replay_spans
-from zrt.runtime.stops import StopMatcher
-from zrt.runtime.text import Tokenizer
+from zrt.runtime.text.detokenizer import Detokeniser
+from zrt.runtime.text.stop_strings import StopMatcher
+from zrt.runtime.text.tokenizer import Tokenizer
 
 
 class Letters:

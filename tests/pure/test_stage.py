@@ -2,10 +2,11 @@
 
 import pytest
 
+from zrt.actors.block_server.stage_session import StageSession
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Address, Open
+from zrt.runtime.messages.control import Address
 from zrt.runtime.messages.header import HopTime, Step
-from zrt.runtime.stage import StageSession
+from zrt.runtime.messages.sessions import Open
 
 ROUTE = [Address(f"s{i}", i, f"tcp://127.0.0.1:{i}") for i in range(3)]
 

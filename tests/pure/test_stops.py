@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.stops import StopMatcher
+from zrt.runtime.text.stop_strings import StopMatcher
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:

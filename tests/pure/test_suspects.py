@@ -2,7 +2,7 @@
 
 import pytest
 
-from zrt.runtime.suspects import LOSSES, TRIED, Suspects
+from zrt.actors.coordinator.sessions.quarantine import LOSSES, TRIED, Suspects
 
 A, B, C = 1, 2, 3
 

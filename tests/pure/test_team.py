@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from zrt.runtime.compute.team import Team
+from zrt.runtime.compute.thread_tuner import Team
 
 Machine = Callable[[int], float]
 

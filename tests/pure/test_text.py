@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.generation_config import NEUTRAL, GenerationDefaults, eos_ids, generation_defaults
-from zrt.runtime.templates import ChatTemplate
-from zrt.runtime.text import Tokenizer
+from zrt.runtime.models.architecture.generation_config import (
+    NEUTRAL,
+    GenerationDefaults,
+    eos_ids,
+    generation_defaults,
+)
+from zrt.runtime.text.chat_template import ChatTemplate
+from zrt.runtime.text.tokenizer import Tokenizer
 
 Folder = Callable[..., Path]
 WRITES_BOS = (

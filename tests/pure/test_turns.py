@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zrt.runtime.turns import OVERDUE, ROUND_S, TurnQueue, Waiting
+from zrt.actors.block_server.step_queue import OVERDUE, ROUND_S, TurnQueue, Waiting
 
 
 def step(key: int, seq_pos: int, n: int, slot: int = 0, arrived: float = 0.0) -> Waiting:

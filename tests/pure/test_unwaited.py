@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from zrt.runtime import log_lines, unwaited
-from zrt.runtime.foreground import say
-from zrt.runtime.show import Bars
-from zrt.runtime.unwaited import Unwaited
+from zrt.runtime.cli import log_lines
+from zrt.runtime.cli.progress import Bars
+from zrt.runtime.process import stderr
+from zrt.runtime.process.stderr import Unwaited
+from zrt.runtime.process.terminal import say
 
 PATIENCE_S = 10.0
 
@@ -91,7 +92,7 @@ def test_bars_on_a_terminal_that_is_held_are_not_waited_for(monkeypatch: pytest.
     with io.TextIOWrapper(open(writer, "wb", buffering=0)) as screen:
         monkeypatch.setattr(sys, "stderr", screen)
         monkeypatch.setenv("TERM", "xterm")
-        unwaited.wait_for_no_reader()
+        stderr.wait_for_no_reader()
         ours = sys.stderr
         assert ours is not screen
 
@@ -145,7 +146,7 @@ def test_a_disk_that_is_full_for_a_moment_drops_lines_and_takes_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "log"
-    monkeypatch.setattr("zrt.runtime.foreground.FULL", {errno.EFBIG})
+    monkeypatch.setattr("zrt.runtime.process.terminal.FULL", {errno.EFBIG})
     monkeypatch.setattr(log_lines, "FULL", {errno.EFBIG})
     with path.open("a") as stream:
         monkeypatch.setattr(sys, "stderr", stream)

@@ -14,14 +14,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from monitors import screen, until
-from snapshots import actor, cluster, group, happened, session, step, worker
+from support.monitors import screen, until
+from support.snapshots import actor, cluster, group, happened, session, step, worker
 from textual.pilot import Pilot
 
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo, HopInfo
-from zrt.runtime.messages.lending import LendLoad
-from zrt.runtime.messages.load import KvStats
+from zrt.runtime.messages.stats import KvStats, LendLoad
 from zrt.tui.app import Top
 from zrt.tui.keys import VIEWS
 from zrt.tui.lines import Lines

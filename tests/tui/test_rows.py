@@ -2,11 +2,10 @@
 
 import pytest
 from rich.cells import cell_len
-from snapshots import actor, cluster, group, happened, session, step, worker
+from support.snapshots import actor, cluster, group, happened, session, step, worker
 
 from zrt.runtime.messages.cluster import ActorInfo, HopInfo
-from zrt.runtime.messages.lending import LendLoad
-from zrt.runtime.messages.load import RankLoad
+from zrt.runtime.messages.stats import LendLoad, RankLoad
 from zrt.tui import rows, tables, tree
 from zrt.tui.detail import facts
 from zrt.tui.plot import plot

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from clusters import Local, cluster_file, local_cluster, make_coordinator
-from loads import load
-from monitors import WAIT_S, on, screen, until
+from support.clusters import Local, cluster_file, local_cluster, make_coordinator
+from support.loads import load
+from support.monitors import WAIT_S, on, screen, until
+from support.vocabularies import BACKENDS, write_tokenizer
 from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
-from vocabularies import BACKENDS, write_tokenizer
 
-from zrt.actors.backend import Backend
-from zrt.actors.turn_loop import TurnLoop, Waiting
-from zrt.runtime.client import Client
-from zrt.runtime.config import parse
+from zrt.actors.block_server.backend import Backend
+from zrt.actors.block_server.step_queue import Waiting
+from zrt.actors.block_server.turn_loop import TurnLoop
+from zrt.runtime.client.client import Client
+from zrt.runtime.cluster.file_loader import parse
 from zrt.tui.app import Top
 from zrt.tui.detail import Detail
 from zrt.tui.keys import KEYS, VIEWS

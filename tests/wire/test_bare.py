@@ -6,14 +6,9 @@ import pytest
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.inference import InferenceRequest, InferenceResponse
-from zrt.runtime.wire import (
-    MAX_FRAME,
-    WireError,
-    decode_inference,
-    decode_response,
-    encode_inference,
-    encode_response,
-)
+from zrt.runtime.wire.decode_errors import WireError
+from zrt.runtime.wire.inference import decode_inference, decode_response, encode_inference, encode_response
+from zrt.runtime.wire.limits import MAX_FRAME
 
 LAST = 2**32 - 1
 

@@ -13,12 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zrt.runtime.codecs import Undecodable, cake
+from zrt.runtime.compute.tensors import RAW, dtype_name, from_raw, to_raw
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages import layers
 from zrt.runtime.messages.header import PROTOCOL, Header, Step
-from zrt.runtime.tensors import RAW, dtype_name, from_raw, to_raw
-from zrt.runtime.wire import INLINE, WireError, decode, decode_layers, encode, encode_layers, raw_tensor
+from zrt.runtime.wire.codecs import Undecodable, cake
+from zrt.runtime.wire.decode_errors import WireError
+from zrt.runtime.wire.envelopes import decode, encode
+from zrt.runtime.wire.layers import decode_layers, encode_layers, raw_tensor
+from zrt.runtime.wire.limits import INLINE
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "cake.json").read_text())
 KINDS = {"encode", "decode_accept", "decode_reject", "truncation_table", "tensor_conversion", "auth"}

@@ -6,7 +6,9 @@ import pytest
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Accepted, Generate, Piece, Status
 from zrt.runtime.messages.sampling import Logprob, TokenLogprobs
-from zrt.runtime.wire import MAX_CLIENT_FRAME, WireError, decode_client, decode_event, encode_client, encode_event
+from zrt.runtime.wire.clients import decode_client, decode_event, encode_client, encode_event
+from zrt.runtime.wire.decode_errors import WireError
+from zrt.runtime.wire.limits import MAX_CLIENT_FRAME
 
 pack = msgspec.msgpack.encode
 

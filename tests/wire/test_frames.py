@@ -8,11 +8,14 @@ import pytest
 import zmq
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.control import Address, Done, Open, Opened, Sampled
+from zrt.runtime.messages.control import Address, Done
 from zrt.runtime.messages.header import PROTOCOL, Header, HopTime, Step
 from zrt.runtime.messages.inference import InferenceRequest
 from zrt.runtime.messages.sampling import Sampling
-from zrt.runtime.wire import INLINE, MAX_FRAME, WireError, decode, encode
+from zrt.runtime.messages.sessions import Open, Opened, Sampled
+from zrt.runtime.wire.decode_errors import WireError
+from zrt.runtime.wire.envelopes import decode, encode
+from zrt.runtime.wire.limits import INLINE, MAX_FRAME
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4}
 U32 = 2**32 - 1

@@ -10,10 +10,12 @@ from typing import get_args
 import msgspec
 import pytest
 
-from zrt.runtime.codecs import Undecodable, helexa
 from zrt.runtime.messages import ranks
 from zrt.runtime.messages.header import PROTOCOL, Header
-from zrt.runtime.wire import INLINE, WireError, decode, encode
+from zrt.runtime.wire.codecs import Undecodable, helexa
+from zrt.runtime.wire.decode_errors import WireError
+from zrt.runtime.wire.envelopes import decode, encode
+from zrt.runtime.wire.limits import INLINE
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "helexa.json").read_text())
 KINDS = {"encode", "decode_accept", "decode_reject", "truncation_table"}

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zrt.runtime.codecs import Undecodable, kwaai
-from zrt.runtime.codecs.msgpack import MAX_DEPTH, MAX_VALUES
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.inference import WARMING_UP, InferenceRequest, InferenceResponse
-from zrt.runtime.wire import decode_inference
+from zrt.runtime.wire.codecs import Undecodable, kwaai
+from zrt.runtime.wire.codecs.msgpack_walker import MAX_DEPTH, MAX_VALUES
+from zrt.runtime.wire.inference import decode_inference
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "kwaai.json").read_text())
 BY_NAME = {vector["name"]: vector for vector in VECTORS}

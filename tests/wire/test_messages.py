@@ -9,25 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zrt.runtime.codecs import Undecodable, kwaai
 from zrt.runtime.errors import KINDS
 from zrt.runtime.messages.client import ClientEvent, ClientRequest, Error
-from zrt.runtime.messages.control import ControlMessage, Failed, Fault
+from zrt.runtime.messages.control import Failed, Fault
 from zrt.runtime.messages.header import PROTOCOL, HandedOver, Header, Step
 from zrt.runtime.messages.inference import InferenceRequest, InferenceResponse
-from zrt.runtime.wire import (
-    WireError,
-    decode,
-    decode_client,
-    decode_event,
-    decode_inference,
-    decode_response,
-    encode,
-    encode_client,
-    encode_event,
-    encode_inference,
-    encode_response,
-)
+from zrt.runtime.wire.clients import decode_client, decode_event, encode_client, encode_event
+from zrt.runtime.wire.codecs import Undecodable, kwaai
+from zrt.runtime.wire.decode_errors import WireError
+from zrt.runtime.wire.envelopes import ControlMessage, decode, encode
+from zrt.runtime.wire.inference import decode_inference, decode_response, encode_inference, encode_response
 
 CONTROL, REQUESTS, EVENTS = get_args(ControlMessage), get_args(ClientRequest), get_args(ClientEvent)
 FEW = settings(deadline=None, derandomize=True, max_examples=20)

@@ -5,9 +5,9 @@ import asyncio
 import gc
 import sys
 
-from zrt.runtime.actor import Actor
-from zrt.runtime.lifeline import hold
-from zrt.runtime.process import run_actor
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.actor_process import run_actor
+from zrt.runtime.process.lifeline import hold
 
 
 class Stubborn(Actor):

@@ -24,11 +24,11 @@ import threading
 import time
 from pathlib import Path
 
-from zrt.runtime.lifeline import READY_FD, Lifeline, hold
+from zrt.runtime.process.lifeline import READY_FD, Lifeline, hold
 
 
 def _supervised_child(path: str) -> None:
-    from zrt.runtime.supervise import Death, Supervisor
+    from zrt.runtime.process.supervisor import Death, Supervisor
 
     async def parent() -> None:
         def on_death(death: Death) -> None:

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from zrt.runtime.supervise import Supervisor
+from zrt.runtime.process.supervisor import Supervisor
 
 
 async def live(folder: Path) -> None:

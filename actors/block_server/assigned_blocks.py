@@ -1,0 +1,178 @@
+"""The blocks a block server is assigned, and what serves them: this process alone, a group of TP ranks that it leads, or layer workers with it."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+from zrt.actors.block_server.backend import Backend, LocalBackend
+from zrt.actors.block_server.layer_lending.lending import Lending
+from zrt.actors.block_server.layer_lending.lending_backend import Progress
+from zrt.actors.block_server.tensor_parallel.group import RankGroup
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.runtime.actor.actor_process import leave
+from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.member import Member
+from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.loading import load_engine
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.members import Assignment, LoadProgress
+from zrt.runtime.messages.stats import LendLoad
+from zrt.runtime.models.fetch.resolve import resolve
+
+log = logging.getLogger(__name__)
+
+STUCK_STATUS: Final = 75
+"""The exit of a leader whose lane does not come back from a broken group."""
+REBUILDS: Final = 5
+"""How often a group of ranks is begun before its stage is failed."""
+REBUILD_PAUSE_S: Final = 0.5
+PROGRESS_S: Final = 0.1
+"""Load progress is told at most this often."""
+
+
+class AssignedBlocks:
+    """`assignment` is the last one. What `load` made of it serves until the next load, or `end`: an engine of this process, the `group`, or
+    what `lending` has given out.
+
+    `lost(error)` is called when the group or what is lent breaks of itself, `told` when what `progress` says has changed. The products of this
+    process and its ranks use `threads` together.
+    """
+
+    def __init__(
+        self,
+        actor: Member,
+        lane: Lane,
+        *,
+        device: str,
+        threads: int,
+        lost: Callable[[ZrtError], None],
+        told: Callable[[], None],
+    ) -> None:
+        self.assignment: Assignment | None = None
+        self.group: RankGroup | None = None
+        self.record: GroupRecord | None = None
+        self.lending = Lending(actor, lane, device, lost, told)
+        self._actor = actor
+        self._lane = lane
+        self._device = device
+        self._threads = threads
+        self._lost = lost
+        self._told = told
+        self._loaded = self._captured = 0, 0
+
+    def assign(self, assignment: Assignment) -> None:
+        """What is still being loaded of an earlier one breaks off."""
+        self.assignment = assignment
+        self.record = GroupRecord(assignment.tp, os.getpid()) if assignment.tp > 1 else None
+
+    def progress(self) -> LoadProgress | None:
+        """How far the load is; None: nothing is assigned."""
+        if self.assignment is None:
+            return None
+        return LoadProgress(self.assignment.serial, *self._loaded, self.lent(), *self._captured)
+
+    def lent(self) -> LendLoad | None:
+        """What the layer workers have, where there may be any."""
+        given = self.assignment
+        return self.lending.stats() if given is not None and (given.lend or given.helped) else None
+
+    async def load(self, assignment: Assignment) -> Backend:
+        """The backend of these blocks, once what served before has let go.
+
+        ZrtError: as load_engine, RankGroup.form and load, Lending.load; cancelled: another assignment came, or the actor ends.
+        """
+        self._loop = asyncio.get_running_loop()
+        reported = 0.0
+        self._loaded = self._captured = 0, 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal reported
+            now = time.monotonic()
+            self._loaded = done, total
+            if done == total or now - reported >= PROGRESS_S:
+                reported = now
+                self._loop.call_soon_threadsafe(self._told)
+
+        def cancelled() -> bool:
+            return self.assignment is not assignment or self._actor.ended.is_set()
+
+        await self._let_go()
+        lends = bool(assignment.lend) or assignment.helped
+        if not lends:
+            self.lending.forget()
+        load = self._load_lent if lends else self._load_here if assignment.tp == 1 else self._load_group
+        return await load(assignment, progress, cancelled)
+
+    async def end(self) -> None:
+        """The ranks end, and nothing is lent any more: of what was assigned so far, if more is meanwhile."""
+        given = self.assignment
+        await self._let_go()
+        if self.assignment is given:
+            self.lending.forget()
+
+    async def _let_go(self) -> None:
+        await self.lending.end()
+        group, self.group = self.group, None
+        if group is not None:
+            await group.end()
+
+    async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
+        def load() -> Engine:
+            folder = resolve(assignment.model, weights=assignment.weights == "files")
+            return load_engine(
+                folder,
+                assignment,
+                device=self._device,
+                progress=progress,
+                captured=self._on_captured,
+                cancelled=cancelled,
+            )
+
+        return LocalBackend(self._lane, await self._lane.run(load))
+
+    async def _load_group(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
+        """As leader of `tp` ranks. One that breaks meanwhile is built again, a few times."""
+        folder = await self._lane.run(resolve, assignment.model, weights=assignment.weights == "files")
+        record = self.record
+        if record is None:
+            raise ZrtError("internal", "no ranks are assigned", self._actor.name)
+        for attempt in range(REBUILDS):
+            if attempt:
+                await asyncio.sleep(REBUILD_PAUSE_S * attempt)
+            group = self.group = RankGroup(
+                self._actor,
+                self._lane,
+                record,
+                device=self._device,
+                threads=max(1, self._threads // assignment.tp),
+                lost=self._lost,
+                stuck=_stuck,
+            )
+            try:
+                await group.form()
+                await group.load(folder, assignment, progress, self._on_captured, cancelled)
+                return group
+            except ZrtError as error:
+                if group.broken is None or cancelled() or attempt == REBUILDS - 1:
+                    raise
+                log.warning("%s: the group of ranks is built again: %s", self._actor.name, str(error))
+                await self._let_go()
+                record.rebuilds += 1
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _load_lent(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
+        folder = await self._lane.run(resolve, assignment.model, weights=assignment.weights == "files")
+        return await self.lending.load(folder, assignment, progress, cancelled)
+
+    def _on_captured(self, done: int, total: int) -> None:
+        """From the lane."""
+        self._captured = done, total
+        self._loop.call_soon_threadsafe(self._told)
+
+
+def _stuck() -> None:
+    """The lane waits in an operation that nothing ends: only a new process helps. Our ranks end with us."""
+    leave(STUCK_STATUS)

@@ -1,0 +1,288 @@
+"""A block server: holds a contiguous range of a model's blocks and runs the steps of many sessions through it.
+
+Receives from the coordinator: Assign, Workers, SetState, Open, Credit, Close, Shutdown, and InferenceRequest (token ids: prompts, replays).
+Receives from the stage before it: InferenceRequest (hidden states; token ids where the last stage closes the ring). From the one after it: HandOver.
+Receives from any peer, bare: InferenceRequest, answered by InferenceResponse.
+Sends to the coordinator: Register, Beat, StateChanged, LoadProgress, Opened, Sampled, Filled, StepFailed; to the next stage: InferenceRequest;
+to its TP ranks: the requests of messages/ranks.py; to its layer workers: those of messages/layers.py.
+
+With `tp` in its assignment it leads that many ranks (group.py), and all of them run each turn.
+With `lend`, or `helped`, it is the master of layer workers (lending.py), which run some of its blocks.
+
+The loop keeps the sessions (routed_sessions.py, bare_sessions.py), the queue of steps (turn_loop.py) and what serves (assigned_blocks.py);
+tensors, KV and weights belong to the lane (compute/engine.py).
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from zrt.actors.block_server.assigned_blocks import AssignedBlocks
+from zrt.actors.block_server.bare_sessions import BareSessions, BareStep
+from zrt.actors.block_server.routed_sessions import RoutedSessions
+from zrt.actors.block_server.row_channels import Handovers
+from zrt.actors.block_server.step_queue import Waiting
+from zrt.actors.block_server.turn_loop import Turn, TurnLoop
+from zrt.runtime.actor.envelope import Envelope
+from zrt.runtime.actor.member import Member
+from zrt.runtime.compute.devices import device_lives
+from zrt.runtime.compute.engine import Holding
+from zrt.runtime.compute.threads import configure_threads
+from zrt.runtime.compute.turn import Passing, Work
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.control import Control, Done, Fault
+from zrt.runtime.messages.inference import WARMING_UP
+from zrt.runtime.messages.members import (
+    ActorState,
+    Assign,
+    Assignment,
+    LoadProgress,
+    Register,
+    SetState,
+    StateChanged,
+    Workers,
+)
+from zrt.runtime.messages.stats import Load
+
+log = logging.getLogger(__name__)
+
+COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace)
+
+
+class BlockServer(Member):
+    """See the module's docstring. `device` is a torch device, `threads` what its products may use: while it computes alone, and beside
+    other stages of this machine; `memory_bytes` the most it may take in all, 0: what there is."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        join: str,
+        device: str,
+        threads: tuple[int, int],
+        listen: str,
+        advertise: str | None,
+        cluster: str = "",
+        memory_bytes: int = 0,
+    ) -> None:
+        super().__init__(name, "block_server", join=join, listen=listen, advertise=advertise, cluster=cluster)
+        self.device = device
+        self.memory_bytes = memory_bytes
+        self.threads = threads
+        self._given = cluster
+        self._fault: Fault | None = None
+        self._loads_to: ActorState = "ready"
+        self.turns = TurnLoop(
+            f"{name}-{device}",
+            threads,
+            lives=partial(device_lives, torch.device(device)),
+            work=self._work,
+            passing=self._passing,
+            deliver=self._deliver,
+        )
+        self._handovers = Handovers(self, self.turns.lane)
+        self.blocks = AssignedBlocks(
+            self,
+            self.turns.lane,
+            device=device,
+            threads=threads[0],
+            lost=self._on_blocks_lost,
+            told=self._report_progress,
+        )
+        self.bare = BareSessions(self, self.turns, self._ready, drains=lambda: self.state in ("draining", "drained"))
+        self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room, self._handovers)
+        self.obey(Assign, self._on_assign)
+        self.obey(SetState, self._on_set_state)
+        self.obey(Workers, self._on_workers)
+        self.on_peer_death(self.blocks.lending.peer_died)
+        self.handle_bare(self.bare.on_request)
+        self.on_registered(self._on_registered)
+        self.on_coordinator_lost(self._free)
+
+    async def start(self) -> None:
+        configure_threads(self.threads[0])
+        self.state = "blank"
+        await super().start()
+        self.depend(self.turns.run(), "turns")
+        self.every(COLLECT_S, self._collect_idle)
+
+    async def stop(self) -> None:
+        self.state = "stopped"
+        self._handovers.stop()
+        self.turns.take_backend(None, 1)
+        await self.blocks.end()
+        await super().stop()
+        self.turns.lane.close()
+
+    # ---- membership ---------------------------------------------------------------------------------------------
+
+    def registration(self) -> Register:
+        message = super().registration()
+        message.device = self.device
+        message.shares_cores = self.device == "cpu" and self.threads[0] > self.threads[1]
+        message.holds = self.blocks.assignment
+        return message
+
+    def load(self) -> Load:
+        load = self.turns.load()
+        load.sessions = len(self.routed) + len(self.bare)
+        load.stale = self.counters.stale
+        load.group = self.blocks.record.load() if self.blocks.record is not None else None
+        load.lend = self.blocks.lent()
+        return load
+
+    def _on_registered(self, again: bool) -> None:
+        if not again:  # another coordinator: what the last one opened is dead
+            self.routed.forget_all()
+            if self.state == "draining":  # what it was to wait for is gone, and so is who asked
+                self.state = "drained"
+        if self.blocks.assignment is not None:  # things may have changed since the registration was written
+            self._set_state(self.state, self._fault)
+
+    def _free(self) -> None:
+        """After the cluster's orderly end it may serve the next one there, with nothing of the last; unless it was started for that alone."""
+        if self.goes_down and not self._given:
+            self.cluster = ""
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Hold nothing."""
+        self.state, self._fault = "blank", None
+        self.blocks.assignment = None
+        self.turns.take_backend(None, 1)
+        self._handovers.serve(None, None)
+        self.routed.forget_all()
+        self.spawn(self.blocks.end(), "let go")
+
+    # ---- assignment ---------------------------------------------------------------------------------------------
+
+    def _on_assign(self, envelope: Envelope) -> Control:
+        assert isinstance(envelope.body, Assign)
+        assignment = envelope.body.assignment
+        if assignment is None:
+            log.info("%s: holds what the plan has no place for, and lets go of it", self.name)
+            self._let_go()
+        elif self.blocks.assignment is None or assignment.serial != self.blocks.assignment.serial:
+            self.blocks.assign(assignment)
+            self.state = "blank"
+            self._begin(assignment)
+        return Done()
+
+    async def _on_set_state(self, envelope: Envelope) -> Control:
+        message = envelope.body
+        assert isinstance(message, SetState)
+        if self.state == "loading" and message.state == "ready":
+            if self._loads_to != "drained":
+                raise ZrtError("bad_request", f"{self.name} is loading, and was not drained", self.name)
+            self._loads_to = "ready"
+        else:
+            self._ready()
+            self.state = message.state
+        await self.catch_up()  # what it was before must not be heard after the answer, as if it were so again
+        return Done()
+
+    def _begin(self, assignment: Assignment, lost: ZrtError | None = None) -> None:
+        """Load these blocks; anew, where the ranks or workers that held them are `lost`."""
+        blocks = f"{assignment.first}-{assignment.last}"
+        log.info("%s: loads blocks %s of %s", self.name, blocks, assignment.model)
+        self.turns.take_backend(None, assignment.chunk)
+        self._handovers.serve(None, None)
+        if self.state != "loading":  # a rank or a worker that is lost undrains nothing
+            self._loads_to = "drained" if self.state == "drained" else "ready"
+        self._set_state("loading", self._as_fault(lost) if lost is not None else None)
+        self.spawn(self._load(assignment), "load")
+
+    async def _load(self, assignment: Assignment) -> None:
+        try:
+            backend = await self.blocks.load(assignment)
+        except Exception as error:  # whatever it is, it is this assignment's end, and the coordinator's to know
+            known = isinstance(error, ZrtError)
+            if not known:
+                log.exception("%s: loading failed", self.name)
+            fault = error if isinstance(error, ZrtError) else ZrtError("internal", f"loading failed: {error!r}")
+            if self.blocks.assignment is assignment:
+                self._set_state("failed", self._as_fault(fault))
+            return
+        if self.blocks.assignment is assignment:
+            self.turns.take_backend(backend, assignment.chunk)
+            self._handovers.serve(backend.engine, assignment)
+            self._report_progress()
+            log.info("%s: is ready", self.name)
+            self._set_state(self._loads_to)
+
+    def _on_workers(self, envelope: Envelope) -> Control:
+        assert isinstance(envelope.body, Workers)
+        self.blocks.lending.workers_are(envelope.body)
+        given, fault = self.blocks.assignment, self._fault
+        if given is None:
+            return Done()
+        revives = fault is not None and self.blocks.lending.may_mend(given, fault)
+        idle = self.state == "ready" and not len(self.routed) + len(self.bare)
+        if revives or (given.helped and idle and self.blocks.lending.may_help):
+            self._begin(given)
+        return Done()
+
+    def _on_blocks_lost(self, error: ZrtError) -> None:
+        """All KV of this stage is gone with the ranks or workers that serve: sessions are opened and replayed once there are new ones."""
+        blocks, backend = self.blocks, self.turns.backend
+        assignment = blocks.assignment
+        if (
+            assignment is None
+            or backend is None
+            or backend not in (blocks.group, blocks.lending.lent)
+            or self.ended.is_set()
+        ):
+            return  # it was being built: whoever builds it knows
+        if blocks.record is not None:
+            blocks.record.rebuilds += 1
+        self.routed.lost(error, self.turns.running)
+        self._begin(assignment, error)
+        self.routed.forget_all()
+
+    def _report_progress(self) -> None:
+        if (progress := self.blocks.progress()) is not None:
+            self._report(progress)
+
+    def _set_state(self, state: ActorState, fault: Fault | None = None) -> None:
+        self.state, self._fault = state, fault if state == "failed" else None
+        self._report(StateChanged(state, self.blocks.assignment.serial if self.blocks.assignment else 0, fault))
+
+    def _as_fault(self, error: ZrtError) -> Fault:
+        return Fault(error.kind, error.message, error.where or self.name)
+
+    def _report(self, message: StateChanged | LoadProgress) -> None:
+        """Tell the coordinator; while it is lost nothing is, since the next registration says how things are."""
+        try:
+            self.tell_coordinator(message)
+        except ZrtError as error:
+            log.warning("%s: the coordinator does not take a %s: %s", self.name, type(message).__name__, error)
+
+    def _ready(self) -> Holding:
+        if self.turns.engine is not None:
+            return self.turns.engine
+        if self.state == "loading":
+            raise ZrtError("warming_up", WARMING_UP, self.name)
+        raise ZrtError("model_not_loaded", "no blocks are loaded in this block server", self.name)
+
+    # ---- turns --------------------------------------------------------------------------------------------------
+
+    def _work(self, engine: Holding, step: Waiting) -> Work:
+        if isinstance(step.origin, BareStep):
+            return self.bare.work(engine, step)
+        return self.routed.work(step)
+
+    def _passing(self, steps: Sequence[Waiting]) -> Passing | None:
+        return self.routed.passing(steps)
+
+    async def _deliver(self, turn: Turn) -> None:
+        ran = list(zip(turn.steps, turn.result.outcomes, strict=True))
+        await self.routed.deliver(turn, [pair for pair in ran if not isinstance(pair[0].origin, BareStep)])
+        for step, outcome in ran:
+            if isinstance(step.origin, BareStep):
+                await self.bare.deliver(turn, step, outcome)
+
+    def _collect_idle(self) -> None:
+        if self.blocks.assignment is not None:
+            self.spawn(self.bare.collect(self.blocks.assignment.idle_s), "collect")

@@ -1,0 +1,35 @@
+"""A group of TP ranks that is formed, checked and ended again: what `zrt check MODEL --tp N` runs."""
+
+import asyncio
+import os
+
+from zrt.actors.block_server.tensor_parallel.group import RankGroup
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.executor import Lane
+from zrt.runtime.errors import ZrtError
+
+
+def try_group(world: int, device: str) -> ZrtError | None:
+    """Start `world` - 1 ranks beside this process, join them, and let them sum: what went wrong, or None. Leaves nothing behind."""
+    return asyncio.run(_try(world, device))
+
+
+async def _try(world: int, device: str) -> ZrtError | None:
+    actor, lane = Actor("check"), Lane("check")
+    await actor.start()
+    record = GroupRecord(world, os.getpid())
+    group = RankGroup(actor, lane, record, device=device, threads=1, lost=_unheard, stuck=lane.close)
+    try:
+        await group.form()
+    except ZrtError as error:
+        return ZrtError(error.kind, f"{world} ranks did not {group.doing}: {error.message}", error.where)
+    finally:
+        await group.end()
+        lane.close()
+        await actor.stop()
+    return None
+
+
+def _unheard(_: ZrtError) -> None:
+    """`form` raises it."""

@@ -1,0 +1,194 @@
+"""One live generation as the coordinator runs it: the session, its client, its clock, and what it may tell of itself."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from zrt.actors.coordinator.sessions.delivery import Delivery, caller_name
+from zrt.actors.coordinator.sessions.session import Piece, Session, State
+from zrt.runtime.messages.client import (
+    Accepted,
+    Error,
+    Finished,
+    Phase,
+    Progress,
+    StageShare,
+    Timings,
+)
+from zrt.runtime.messages.client import Piece as PieceEvent
+from zrt.runtime.messages.cluster import GAPS, HopInfo, SessionInfo
+from zrt.runtime.messages.sessions import SampledToken
+from zrt.runtime.page_keys import PageKeys
+
+PHASES: dict[State, Phase] = {
+    State.QUEUED: "queued",
+    State.PREFILL: "prefill",
+    State.DECODING: "decoding",
+    State.WAITING: "waiting",
+    State.PREEMPTED: "preempted",
+    State.PARKED: "parked",
+    State.REPLAYING: "replaying",
+}
+
+
+@dataclass(slots=True)
+class Generation:
+    """The `choice`-th answer to a request. Times are monotonic seconds. `progressed` is when something last came of it; `attempts` to route
+    it since then failed, the last with `fault`. `filled` tokens of its history are known to be run."""
+
+    session: Session
+    delivery: Delivery
+    keys: PageKeys
+    created: float
+    progressed: float
+    choice: int = 0
+    admitted: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    last_epoch: int = 0
+    filled: int = 0
+    attempts: int = 0
+    fault: str = ""
+    network: float = 0.0  # seconds of decoding that no stage accounts for, interruptions apart
+    spent: list[list[int]] = field(default_factory=list)  # a stage: [queue, compute, encode, lent] µs
+    spent_on: int = 0  # tokens that took it
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))
+
+    @property
+    def id(self) -> int:
+        return self.session.id
+
+    def page_keys(self) -> list[int]:
+        """The keys of its history's full pages."""
+        return self.keys.of(self.session.tokens)
+
+    def tell(self, event: Accepted | Progress | PieceEvent | Finished | Error) -> None:
+        self.delivery.send(event, time.monotonic())
+
+    def accepted(self, notes: list[str], lease_s: float) -> None:
+        session = self.session
+        self.tell(
+            Accepted(
+                id=self.delivery.request,
+                choice=self.choice,
+                session=session.id,
+                seed=session.sampling.seed,
+                prompt_tokens=session.prompt_tokens,
+                resume=self.delivery.resume,
+                lease_s=lease_s,
+                notes=notes,
+            )
+        )
+
+    def piece(self, piece: Piece) -> None:
+        self.tell(
+            PieceEvent(
+                id=self.delivery.request,
+                choice=self.choice,
+                index=piece.index,
+                text=piece.text,
+                token_ids=piece.token_ids,
+                logprobs=piece.logprobs,
+            )
+        )
+
+    def progress(self, place: tuple[int, int] | None = None) -> None:
+        """Where it stands: its place in the queue (given), tokens generated of those it may, or prompt tokens run of all."""
+        session = self.session
+        if place is not None:
+            done, total = place
+        elif session.state is State.DECODING:
+            done, total = session.completion_tokens, session.max_length - session.prompt_tokens
+        else:
+            done, total = self.filled, session.prompt_tokens
+        phase = PHASES[session.state]
+        self.tell(
+            Progress(
+                id=self.delivery.request, choice=self.choice, phase=phase, done=done, total=total, message=self.fault
+            )
+        )
+
+    def error(self, kind: str, message: str, where: str) -> None:
+        self.tell(Error(id=self.delivery.request, kind=kind, message=message, where=where))
+
+    def finished(self, shares: list[StageShare]) -> None:
+        session = self.session
+        assert session.reason is not None
+        self.tell(
+            Finished(
+                id=self.delivery.request,
+                choice=self.choice,
+                reason=session.reason,
+                prompt_tokens=session.prompt_tokens,
+                completion_tokens=session.completion_tokens,
+                seed=session.sampling.seed,
+                timings=self._timings(),
+                stages=shares,
+            )
+        )
+
+    def sampled(self, token: SampledToken, now: float) -> None:
+        """Note the time a token took, stage by stage."""
+        self.attempts = 0
+        self.fault = ""
+        if self.first_token:
+            self.gaps.append(now - self.last_token)
+            if self.session.epoch == self.last_epoch:  # else it was interrupted, and replayed
+                self.network += (
+                    now - self.last_token - sum(hop.queue + hop.compute + hop.encode for hop in token.times) / 1e6
+                )
+        self.last_epoch = self.session.epoch
+        self.progressed = self.last_token = now
+        self.first_token = self.first_token or now
+        if len(self.spent) != len(self.session.route):
+            self.spent = [[0, 0, 0, 0] for _ in self.session.route]
+            self.spent_on = 0
+        self.spent_on += 1
+        for spent, hop in zip(self.spent, token.times, strict=False):
+            spent[0] += hop.queue
+            spent[1] += hop.compute
+            spent[2] += hop.encode
+            spent[3] += hop.lent
+
+    def info(self, began: float, now: float, page_tokens: int) -> SessionInfo:
+        """The session, for people; `began` is when the clock of `asked_ms` was 0."""
+        session, timings = self.session, self._timings()
+        hops = [
+            HopInfo(address.name, *(round(us / 1e3 / self.spent_on, 3) for us in spent[:3]))
+            for address, spent in zip(session.route, self.spent, strict=False)
+        ]
+        return SessionInfo(
+            session=session.id,
+            state=session.state,
+            prompt_tokens=session.prompt_tokens,
+            completion_tokens=session.completion_tokens,
+            epoch=session.epoch,
+            route=[address.name for address in session.route],
+            client=caller_name(self.delivery.client),
+            asked_ms=int((self.created - began) * 1e3),
+            ttft_ms=timings.ttft_ms,
+            tokens_s=round(self._pace(now), 2),
+            gaps_ms=[round(gap * 1e3, 2) for gap in self.gaps],
+            hops=hops,
+            network_ms=round(timings.network_ms / max(1, session.completion_tokens - 1), 3),
+            kv_pages=-(-len(session.tokens) // page_tokens) if session.route else 0,
+            fault=self.fault,
+        )
+
+    def _pace(self, now: float) -> float:
+        """Tokens a second over the last gaps, and the one that lasts if it is longer than these."""
+        if not self.gaps or self.session.state is not State.DECODING:
+            return 0.0
+        seconds, count = sum(self.gaps), len(self.gaps)
+        late = now - self.last_token
+        return (count + 1) / (seconds + late) if late > seconds / count else count / max(seconds, 1e-6)
+
+    def _timings(self) -> Timings:
+        decoded = self.session.completion_tokens - 1
+        seconds = self.last_token - self.first_token
+        return Timings(
+            queue_ms=round((self.admitted - self.created) * 1e3, 3) if self.admitted else 0.0,
+            ttft_ms=round((self.first_token - self.created) * 1e3, 3) if self.first_token else 0.0,
+            decode_tok_s=round(decoded / seconds, 3) if decoded > 0 and seconds > 0 else 0.0,
+            network_ms=round(max(0.0, self.network) * 1e3, 3),
+        )

@@ -1,0 +1,116 @@
+"""From a client's request to token ids, a length limit and sampling options, by the model's own files. No torch."""
+
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from zrt.runtime.actor.executor import Lane
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import counted
+from zrt.runtime.messages.client import Generate
+from zrt.runtime.messages.sampling import SEED_MAX, Sampling
+from zrt.runtime.models.architecture.generation_config import GenerationDefaults, eos_ids, generation_defaults
+from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.text.tokenizer import Tokenizer
+
+
+class Prompts:
+    """One model's tokenizer, end tokens and defaults; `notes` says which of its makers' wishes go unheeded.
+
+    Tokenising runs in a thread of its own: a long prompt takes a while."""
+
+    def __init__(self, folder: Path, spec: ModelSpec, context: int) -> None:
+        self.tokenizer: Tokenizer | None = Tokenizer.open(folder)
+        self.eos = frozenset(token for token in eos_ids(folder, self.tokenizer) if 0 <= token < spec.vocab_size)
+        self.context = context
+        self.defaults: GenerationDefaults = generation_defaults(folder)
+        asked = ", ".join(self.defaults.unheeded)
+        self.notes = [f"the model's generation_config asks for {asked}, which zrt does not do"] if asked else []
+        self._vocab_size = spec.vocab_size
+        self._lane = Lane("tokenise")
+
+    def close(self) -> None:
+        self._lane.close()
+
+    async def encode(self, request: Generate) -> list[int]:
+        """The prompt's token ids. ZrtError bad_request, context_exceeded."""
+        given = [request.prompt is not None, request.messages is not None, request.token_ids is not None]
+        if sum(given) != 1:
+            raise ZrtError("bad_request", "give exactly one of prompt, messages, token_ids")
+        if request.raw and request.prompt is None:
+            raise ZrtError("bad_request", "raw goes with prompt alone")
+        if request.stop and self.tokenizer is None:
+            raise ZrtError("bad_request", "this model has no tokenizer, so stop strings cannot be matched")
+        ids = request.token_ids if request.token_ids is not None else await self._encode_text(request)
+        if not ids:
+            raise ZrtError("bad_request", "the prompt is empty")
+        self._check_ids("token_ids", ids)
+        if len(ids) >= self.context:
+            raise ZrtError(
+                "context_exceeded",
+                f"the prompt has {counted(len(ids), 'token')}, the context holds {self.context}: shorten it or raise [model] context",
+            )
+        return list(ids)
+
+    async def _encode_text(self, request: Generate) -> list[int]:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise ZrtError("bad_request", "this model has no tokenizer: give token_ids (--token-ids 1,2,3)")
+        if request.messages is not None:
+            messages = [{"role": message.role, "content": message.content} for message in request.messages]
+            return await self._lane.run(tokenizer.encode_chat, messages)
+        text = request.prompt or ""
+        if not text:
+            raise ZrtError("bad_request", "the prompt is empty")
+        if request.raw:
+            return await self._lane.run(tokenizer.encode_raw, text)
+        return await self._lane.run(tokenizer.encode_chat, [{"role": "user", "content": text}])
+
+    def max_length(self, prompt: int, max_tokens: int | None) -> int:
+        """Where the history ends at the latest, in tokens."""
+        most = self.defaults.max_tokens if max_tokens is None else max_tokens
+        return self.context if most is None else min(self.context, prompt + most)
+
+    def ends(self, request: Generate) -> frozenset[int]:
+        """The token ids that end this request's generation."""
+        return frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self.eos)
+
+    def sampling(self, request: Generate) -> Sampling:
+        """What the request says, and the model's generation_config where it says nothing. Without a seed one is drawn.
+
+        ZrtError bad_request: values that do not go together, or ids outside of the vocabulary.
+        """
+        defaults = self.defaults
+        self._check_ids("logit_bias", request.logit_bias)
+        self._check_ids("stop_token_ids", request.stop_token_ids)
+        min_tokens = defaults.min_tokens if request.min_tokens is None else request.min_tokens
+        if request.max_tokens is not None and min_tokens > request.max_tokens:
+            if request.min_tokens is not None:
+                text = f"min_tokens is {min_tokens}, but max_tokens is {request.max_tokens}"
+                raise ZrtError("bad_request", text)
+            min_tokens = request.max_tokens
+        if min_tokens and len(self.ends(request)) >= self._vocab_size:
+            raise ZrtError("bad_request", "min_tokens: every token of the vocabulary would end the generation")
+        seed = secrets.randbits(32) if request.seed is None else request.seed
+        if seed + request.n - 1 > SEED_MAX:
+            raise ZrtError("bad_request", f"seed is {seed}: sample {request.n - 1} would need one beyond {SEED_MAX}")
+        return Sampling(
+            temperature=defaults.temperature if request.temperature is None else request.temperature,
+            top_k=defaults.top_k if request.top_k is None else request.top_k,
+            top_p=defaults.top_p if request.top_p is None else request.top_p,
+            min_p=defaults.min_p if request.min_p is None else request.min_p,
+            repetition_penalty=defaults.repetition_penalty
+            if request.repetition_penalty is None
+            else request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            min_tokens=min_tokens,
+            logit_bias=request.logit_bias,
+            logprobs=request.logprobs,
+            seed=seed,
+        )
+
+    def _check_ids(self, field: str, ids: Iterable[int]) -> None:
+        high = max(ids, default=0)
+        if high >= self._vocab_size:
+            raise ZrtError("bad_request", f"{field}: token id {high} is outside the vocabulary of {self._vocab_size}")

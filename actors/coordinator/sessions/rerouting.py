@@ -1,0 +1,154 @@
+"""Sessions that change where they run: another route after a loss or for a drain, the queue again for want of pages, parked without a stage."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from zrt.actors.coordinator.event_log import Journal
+from zrt.actors.coordinator.fleet.pipeline import Crowd, Pipeline
+from zrt.actors.coordinator.sessions.admission import Admission
+from zrt.actors.coordinator.sessions.generation import Generation
+from zrt.actors.coordinator.sessions.routing import Routing
+from zrt.actors.coordinator.sessions.session import State
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import counted
+from zrt.runtime.messages.control import Address
+
+RUNNING = frozenset({State.PREFILL, State.DECODING, State.REPLAYING})
+
+
+class Moves:
+    """`live` are the sessions there are, by id. `fail` ends one that no route can save, `admit` lets those in the queue come.
+
+    `news` is set when a session left where it ran, or may leave: whoever waits for that clears it before it looks.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        pipeline: Pipeline,
+        admission: Admission,
+        live: Mapping[int, Generation],
+        happened: Journal,
+        *,
+        fail: Callable[[Generation, ZrtError], None],
+        admit: Callable[[], None],
+    ) -> None:
+        self.news = asyncio.Event()
+        self.routing = Routing(actor, pipeline, crowd=self.crowd, fail=fail, moved=self.news.set, cleared=self._cleared)
+        self._actor = actor
+        self._pipeline = pipeline
+        self._admission = admission
+        self._live = live
+        self._happened = happened
+        self._fail = fail
+        self._admit = admit
+        self._making_room = False
+
+    def routes_changed(self) -> None:
+        """A stage became ready, grew, or is lost for good: sessions that wait or are parked go on, or end."""
+        capacity, room = self._pipeline.capacity()
+        self._admission.resize(capacity=capacity, room=room, slots=self._pipeline.num_slots)
+        lost = self._pipeline.stage_lost()
+        for generation in list(self._live.values()):
+            session = generation.session
+            if session.state not in (State.WAITING, State.PARKED):
+                continue
+            if lost is not None:
+                self._fail(generation, lost)
+            elif self._pipeline.route(session.route) is None:
+                continue
+            elif session.state is State.WAITING:
+                self.routing.begin(generation)
+            else:
+                self._admission.unpark(session.id)
+        self._admit()
+        self.news.set()
+
+    def crowd(self, slot: int) -> Crowd:
+        """How many sessions run through each block server, and how many of them in this slot."""
+        routed = [(address.name, one.session.slot) for one in self._live.values() for address in one.session.route]
+        slots = Counter(routed)
+        return {name: (count, slots[name, slot]) for name, count in Counter(name for name, _ in routed).items()}
+
+    def through(self, address: Address) -> list[Generation]:
+        """Those that run through this block server."""
+        return [generation for generation in self._live.values() if address in generation.session.route]
+
+    def move_off(self, generation: Generation, address: Address, why: str) -> bool:
+        """Leave this block server, if the pipeline offers a route without it. A session that waits for another stage meanwhile keeps its place."""
+        session = generation.session
+        route = self._pipeline.route(session.route)
+        if session.state is State.PREEMPTED:
+            return True  # it is leaving already
+        if route is not None and address not in route:
+            generation.fault = why
+            self.routing.begin(generation)
+            return True
+        return False
+
+    def park(self, generation: Generation, why: str) -> None:
+        """Free what it holds on all stages and keep its history, until there is a route again."""
+        session = generation.session
+        session.epoch += 1
+        session.move(State.PARKED)
+        self.routing.leave(generation)
+        session.route = []
+        self.news.set()
+        self._admission.park(session.id)
+        self.routing.leave_trial(generation)
+        generation.fault = why
+        generation.progress()
+        self._admit()
+
+    def _cleared(self) -> None:
+        """Those that waited for a suspect may be tried; not at once, since who says so is about to change one."""
+        asyncio.get_running_loop().call_soon(self.routes_changed)
+
+    def peer_lost(self, address: Address, why: str, *, died: bool = False) -> None:
+        """Sessions that ran through this process take another route; clients are told `why`. Where it `died`, it may have been for one of them."""
+        moved = [one for one in self.through(address) if one.session.state is not State.PREEMPTED]
+        if moved:
+            self._happened.add("reroute", address.name, f"{counted(len(moved), 'session')} to take another route")
+        gone = ZrtError("stage_lost", why, address.name)
+        for generation in moved:
+            generation.fault = gone.message
+            if not died or generation.session.state not in RUNNING or self.routing.blame(generation, gone):
+                self.routing.begin(generation)
+
+    def make_room(self, stage: str) -> bool:
+        """Have the youngest session on this stage leave, and go back to the queue; False if a lone one holds it.
+
+        While one leaves, nothing more is done: steps that find no page then say so again.
+        """
+        if self._making_room:
+            return True
+        youngest = self._admission.youngest(
+            {session for session, one in self._live.items() if stage in {hop.name for hop in one.session.route}}
+        )
+        if youngest is None:
+            return False
+        generation = self._live[youngest]
+        generation.session.epoch += 1
+        generation.session.move(State.PREEMPTED)
+        generation.fault = f"{stage} ran out of KV pages"
+        self._happened.add("preemption", f"{youngest:016x}", generation.fault)
+        self.routing.leave_trial(generation)
+        self._making_room = True
+        self._actor.spawn(self._vacate(generation), f"preempt {youngest:016x}")
+        return True
+
+    async def _vacate(self, generation: Generation) -> None:
+        """It keeps its place among those that run until it has left every stage: nobody may route it before."""
+        session = generation.session
+        epoch = session.epoch
+        try:
+            await self.routing.leave_now(generation)
+        finally:
+            self._making_room = False
+        if session.epoch == epoch and not session.finished:
+            session.route = []
+            self._admission.preempt(session.id)
+            self.news.set()
+        self._admit()

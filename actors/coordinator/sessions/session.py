@@ -1,0 +1,169 @@
+"""A session as the coordinator keeps it: token history, text, and the state machine. Pure: no sockets, no clock.
+
+The history is the truth: every stage's KV can be rebuilt from it, so a session outlives any process that ran it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.client import FinishReason
+from zrt.runtime.messages.control import Address
+from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
+from zrt.runtime.text.stop_strings import StopMatcher
+
+
+class State(StrEnum):
+    QUEUED = "queued"  # not admitted yet
+    PREFILL = "prefill"  # opened, the prompt is being run
+    DECODING = "decoding"
+    PREEMPTED = "preempted"  # back in the queue: a stage ran out of KV pages
+    PARKED = "parked"  # its replica was drained and there is no other: nothing is held but the history
+    WAITING = "waiting"  # no complete route: a stage is starting, loading or lost
+    REPLAYING = "replaying"  # on a new route that is being filled from the history
+    FINISHED = "finished"
+
+
+_ANY_TIME = frozenset({State.WAITING, State.PARKED, State.PREEMPTED, State.FINISHED})
+MOVES: dict[State, frozenset[State]] = {
+    State.QUEUED: _ANY_TIME | {State.PREFILL},
+    State.PREEMPTED: _ANY_TIME | {State.PREFILL, State.REPLAYING},
+    State.PARKED: _ANY_TIME | {State.PREFILL, State.REPLAYING},
+    State.PREFILL: _ANY_TIME | {State.PREFILL, State.DECODING, State.REPLAYING},
+    State.DECODING: _ANY_TIME | {State.REPLAYING},
+    State.WAITING: _ANY_TIME | {State.PREFILL, State.REPLAYING},
+    State.REPLAYING: _ANY_TIME | {State.DECODING, State.REPLAYING},
+    State.FINISHED: frozenset(),
+}
+
+
+class Detokeniser(Protocol):
+    """Turns ids into text that never changes afterwards."""
+
+    def push(self, token: int) -> str: ...
+    def finish(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What may be shown now: `index` counts the generated tokens before `token_ids`; `finish` is set on the last piece.
+
+    `logprobs` has one entry a token, None if the session did not ask for them.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """One generation. `tokens` is the whole history (prompt, then generated); `max_length` bounds its length, `eos` are the ids that end it."""
+
+    id: int
+    tokens: list[int]
+    max_length: int
+    eos: frozenset[int]
+    sampling: Sampling
+    detokeniser: Detokeniser | None
+    stops: StopMatcher
+    state: State = State.QUEUED
+    epoch: int = 0
+    route: list[Address] = field(default_factory=list)
+    slot: int = 0
+    credit: int = 0
+    prompt_tokens: int = field(init=False)
+    reason: FinishReason | None = None
+    _shown: int = field(init=False, default=0)
+    _logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)  # of the tokens not shown yet
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def finished(self) -> bool:
+        return self.state is State.FINISHED
+
+    def move(self, state: State) -> None:
+        if state not in MOVES[self.state]:
+            raise ZrtError("internal", f"session {self.id:016x} cannot go from {self.state} to {state}")
+        self.state = state
+
+    def push(self, index: int, token: int, logprobs: TokenLogprobs | None = None) -> Piece | None:
+        """Take the token that stands at history index `index`; the piece that may be shown now, if any.
+
+        A token the history already holds is ignored (a repeat); one beyond its end is a `kv_gap`: something was lost.
+        """
+        if self.finished or index < len(self.tokens):
+            return None
+        if index > len(self.tokens):
+            raise ZrtError("kv_gap", f"session {self.id:016x}: token {index} came, {len(self.tokens)} was awaited")
+        self.tokens.append(token)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        if token in self.eos:
+            return self.finish("stop")
+        text = self._before_stop(self.detokeniser.push(token)) if self.detokeniser else ""
+        if self.stops.matched is not None:
+            return self._end("stop", text)
+        if len(self.tokens) >= self.max_length:
+            return self.finish("length", text)
+        return self._piece(text) if text or not self.detokeniser else None
+
+    def finish(self, reason: FinishReason, text: str = "") -> Piece:
+        """End the session; what the detokeniser and the stop matcher still hold back is shown, up to a stop in it."""
+        if self.detokeniser and self.stops.matched is None:
+            text += self._before_stop(self.detokeniser.finish())
+            if self.stops.matched is None:
+                text += self.stops.finish()
+            elif reason == "length":
+                reason = "stop"
+        return self._end(reason, text)
+
+    def _before_stop(self, text: str) -> str:
+        """What of the text surely stands before any stop string; none is looked for in the text of the first `min_tokens` tokens."""
+        return text if self.completion_tokens <= self.sampling.min_tokens else self.stops.push(text)
+
+    def _end(self, reason: FinishReason, text: str) -> Piece:
+        self.move(State.FINISHED)
+        self.reason = reason
+        return self._piece(text)
+
+    def _piece(self, text: str) -> Piece:
+        index, self._shown = self._shown, self.completion_tokens
+        logprobs, self._logprobs = self._logprobs, []
+        asked = self.sampling.logprobs is not None
+        token_ids = self.tokens[self.prompt_tokens + index :]
+        return Piece(index, text, token_ids, self.reason, logprobs if asked else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, stop) of the history, to be run from stage 0 through stage `until` (-1: the whole route, which samples)."""
+
+    start: int
+    stop: int
+    until: int
+
+
+def replay_spans(have: Sequence[int], length: int) -> list[Span]:
+    """What to send so that every stage holds the history and its last token is sampled from.
+
+    `have[i]` is how many of the `length` tokens stage i holds. Stages behind the last one that lacks something keep
+    their cache: the replay ends before them, and the last token alone takes the whole route.
+    """
+    last = length - 1
+    held = [min(n, last) for n in have]
+    start = min(held)
+    lacking = [stage for stage, n in enumerate(held) if n < last]
+    if not lacking or lacking[-1] == len(held) - 1:
+        return [Span(start, length, -1)]
+    return [Span(start, last, lacking[-1]), Span(last, length, -1)]

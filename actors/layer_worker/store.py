@@ -1,0 +1,341 @@
+"""What a worker keeps of the layers it was sent: the files of one manifest (layer_manifest.py), in a folder of its cache.
+
+A file is taken chunk by chunk, under a temporary name until all its pieces are checked and on disk. What is found of an earlier push is hashed
+again, whole files before they are read the first time. A file that is not what the manifest says is taken away, to be sent again. Workers of one
+machine may have one cache, and be sent the same at once.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.checkpoint.layer_manifest import (
+    HASHERS,
+    MANIFEST,
+    PIECE_BYTES,
+    READ_BYTES,
+    Manifest,
+    ManifestFile,
+    digest,
+    parse_manifest,
+)
+
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+_GONE: Final = "is gone: it is sent again"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@dataclass(slots=True)
+class Part:
+    """What has come of a file: `held` bytes from its start on, of which those of the piece it is in are not checked yet; `hash` is that piece's."""
+
+    held: int
+    hash: "hashlib._Hash"
+
+    def take(self, data: bytes | memoryview) -> None:
+        self.hash.update(data)
+        self.held += len(data)
+
+    def cut(self) -> int:
+        """Forget the piece it is in; what is left."""
+        self.held = (self.held - 1) // PIECE_BYTES * PIECE_BYTES if self.held else 0
+        self.hash = hashlib.sha256()
+        return self.held
+
+
+class LayerStore:
+    """The files of one `model_hash`, in a folder of their own under `root`. ZrtError bad_request for a hash that is none.
+
+    What keeps it from writing or reading is insufficient_memory where the disk is full, worker_failed where what was held is gone (it is to be sent
+    again), bad_config for all else: the folder cannot be used.
+
+    One thread uses it, and closes it. Two of its own write: one the chunk that is being hashed, one brings files that are whole to disk.
+    """
+
+    def __init__(self, root: Path, model_hash: str) -> None:
+        if not _HASH.fullmatch(model_hash):
+            raise ZrtError("bad_request", f"model_hash: expected 64 hex digits, got {model_hash[:80]!r}")
+        self.model_hash = model_hash
+        self._folder = root / model_hash
+        self.manifest = _known(self._folder)
+        self._parts: dict[str, Part] = {}
+        self._sound: set[str] = set()  # whole files whose bytes this process has checked
+        self._promised: set[str] = set()  # files that the master was told are held: it will not send them again
+        self._disk = ThreadPoolExecutor(2, "disk")
+        self._finishing: list[tuple[str, Future[None]]] = []
+
+    def close(self) -> None:
+        """Take nothing more. What is being written is finished."""
+        self._disk.shutdown(wait=False)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all files are whole and on disk. ZrtError: they could not be brought there."""
+        self._settle()
+        if self.manifest is None or not all(self._whole(file) for file in self.manifest.files):
+            return False
+        self._promised.update(file.name for file in self.manifest.files)
+        return True
+
+    def files(self) -> list[Path]:
+        """Each is what the manifest says. ZrtError bad_request while some are not complete; worker_failed: some are gone or were not, and have to
+        be sent again; or they could not be brought to disk."""
+        self._settle()
+        listed = self.manifest.files if self.manifest is not None else []
+        missing = [file.name for file in listed if not self._whole(file)]
+        if not listed or not self._promised.issuperset(missing):
+            raise ZrtError("bad_request", f"the files of {self.model_hash[:12]} are not complete")
+        if missing:
+            for name in missing:
+                self._parts.pop(name, None)
+            raise ZrtError("worker_failed", f"{', '.join(missing)} in {self._folder}: {_GONE}")
+        unknown = [file for file in listed if file.name not in self._sound]
+        with ThreadPoolExecutor(HASHERS, "hash") as pool:
+            damaged = [file for file, sound in zip(unknown, pool.map(self._matches, unknown), strict=True) if not sound]
+        for file in damaged:
+            self._discard(file)
+        if damaged:
+            names = ", ".join(file.name for file in damaged)
+            raise ZrtError(
+                "worker_failed", f"the cache held other bytes than were sent, as {names}: they are sent again"
+            )
+        self._sound.update(file.name for file in unknown)
+        return [self._folder / file.name for file in listed]
+
+    def _settle(self) -> None:
+        """Wait for what is being brought to disk."""
+        finishing, self._finishing = self._finishing, []
+        failed = {name: error for name, done in finishing if (error := done.exception()) is not None}
+        for name in failed:
+            self._parts.pop(name, None)  # what is there is looked at anew
+        for error in failed.values():
+            raise error
+
+    def take(self, name: str, offset: int, total: int, data: bytes | memoryview) -> int:
+        """Write a chunk, which ends where a piece ends or before; how many bytes of the file are then held, from its start on. An empty one
+        asks that alone.
+
+        ZrtError bad_request: no such file, a wrong total, another offset than the bytes held, more than the piece, or a piece whose bytes are
+        not the manifest's; or it could not be written. Of what was held, the pieces that are whole stay held.
+        """
+        try:
+            if name == MANIFEST:
+                return self._take_manifest(offset, total, data)
+            held = self._take_chunk(self._listed(name, total), offset, data)
+        except OSError as error:
+            raise _unusable(self._folder / name, error) from None
+        if held == total:
+            self._promised.add(name)
+        return held
+
+    def _take_manifest(self, offset: int, total: int, data: bytes | memoryview) -> int:
+        if len(data) == 0:
+            return total if self.manifest is not None else 0
+        if offset != 0 or len(data) != total:
+            raise ZrtError(
+                "bad_request", f"{MANIFEST}: expected it in one piece, got {len(data)} of {total} at {offset}"
+            )
+        if digest(data) != self.model_hash:
+            raise ZrtError("bad_request", f"{MANIFEST}: its hash is not {self.model_hash}")
+        manifest = parse_manifest(data)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        _write_whole(self._folder / MANIFEST, data)
+        self.manifest = manifest
+        self._adopt(manifest)
+        return total
+
+    def _adopt(self, manifest: Manifest) -> None:
+        """Take over files that other offers brought: layers are given out anew when a worker is lost, and what was sent is not sent again.
+
+        A file becomes a link, half a one where there is none yet, and what it holds is checked as ever. Whoever is being sent the same writes
+        the same there.
+        """
+        wanted = {file for file in manifest.files if not self._whole(file)}
+        for folder in self._folder.parent.iterdir():
+            if not wanted or folder == self._folder or not _HASH.fullmatch(folder.name):
+                continue
+            known = _known(folder)
+            for file in wanted.intersection(known.files if known is not None else ()):
+                partial = self._partial(file)
+                for name in (file.name, partial.name):
+                    with suppress(OSError):  # it is not there, or is here
+                        os.link(folder / name, self._folder / name)
+            wanted = {file for file in wanted if not self._whole(file)}
+
+    def _listed(self, name: str, total: int) -> ManifestFile:
+        if self.manifest is None:
+            raise ZrtError("bad_request", f"{MANIFEST} comes before {name[:80]!r}")
+        file = next((file for file in self.manifest.files if file.name == name), None)
+        if file is None:
+            raise ZrtError("bad_request", f"{name[:80]!r} is no file of the manifest")
+        if total != file.size:
+            raise ZrtError("bad_request", f"{name}: {total} bytes in all, the manifest says {file.size}")
+        return file
+
+    def _take_chunk(self, file: ManifestFile, offset: int, data: bytes | memoryview) -> int:
+        if len(data) == 0:
+            return self._found(file).held
+        part = self._parts.get(file.name) or self._found(file)
+        room = min(PIECE_BYTES - part.held % PIECE_BYTES, file.size - part.held)
+        if offset != part.held or len(data) > room:
+            text = f"{file.name}: expected at most {room} bytes at {part.held}, got {len(data)} at {offset}"
+            raise ZrtError("bad_request", text)
+        piece, number = len(data) == room, part.held // PIECE_BYTES
+        written = self._disk.submit(self._write, file, offset, data)
+        part.take(data)
+        try:
+            written.result()
+            if piece and part.hash.hexdigest() != file.pieces[number]:
+                text = (
+                    f"{file.name}: the bytes from {number * PIECE_BYTES} to {part.held} are not those of the manifest"
+                )
+                raise ZrtError("bad_request", text)
+        except FileNotFoundError:
+            del self._parts[file.name]  # or else another worker was sent it as well, and was faster
+            raise
+        except BaseException:
+            part.cut()
+            raise
+        if piece:
+            part.hash = hashlib.sha256()
+        if part.held == file.size:
+            self._finishing.append((file.name, self._disk.submit(self._finish, file)))
+        return part.held
+
+    def _write(self, file: ManifestFile, offset: int, data: bytes | memoryview) -> None:
+        begins = 0 if offset else os.O_CREAT  # what was taken before is there, or else there would be a hole
+        descriptor = os.open(self._partial(file), os.O_WRONLY | os.O_CLOEXEC | begins, 0o666)
+        try:
+            view, done = memoryview(data), 0
+            while done < len(view):
+                done += os.pwrite(descriptor, view[done:], offset + done)
+        finally:
+            os.close(descriptor)
+
+    def _finish(self, file: ManifestFile) -> None:
+        """All of it is there and checked: on disk, and under its own name."""
+        partial = self._partial(file)
+        try:
+            descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.ftruncate(descriptor, file.size)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            partial.replace(self._folder / file.name)
+        except FileNotFoundError:
+            return  # another worker was sent the same, and was faster; or it is gone, and does not count as held
+        except OSError as error:
+            raise _unusable(partial, error) from None
+        if file.name in self._parts:
+            self._sound.add(file.name)
+
+    def _found(self, file: ManifestFile) -> Part:
+        """What is held, looked up: what this process took itself, as long as it is there; else the whole pieces that were taken before."""
+        part = self._parts.get(file.name)
+        if part is None or self._there(file) < part.held:
+            part = self._parts[file.name] = Part(self._checked(file), hashlib.sha256())
+        return part
+
+    def _there(self, file: ManifestFile) -> int:
+        """Bytes on disk, checked or not."""
+        if self._whole(file):
+            return file.size
+        try:
+            return self._partial(file).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _checked(self, file: ManifestFile) -> int:
+        """Whole pieces of a file that was begun; one that the disk lost half of is not held."""
+        if self._whole(file):
+            return file.size
+        try:
+            held = _sound_bytes(self._partial(file), file)
+        except FileNotFoundError:
+            return 0
+        if held == file.size:
+            self._finish(file)
+        return held
+
+    def _whole(self, file: ManifestFile) -> bool:
+        """Whether it is there, and as long as it should be."""
+        try:
+            found = (self._folder / file.name).stat()
+        except OSError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_size == file.size
+
+    def _matches(self, file: ManifestFile) -> bool:
+        try:
+            return _sound_bytes(self._folder / file.name, file) == file.size
+        except OSError:
+            return False
+
+    def _discard(self, file: ManifestFile) -> None:
+        self._parts.pop(file.name, None)
+        try:
+            (self._folder / file.name).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self._folder / file.name, error) from None
+
+    def _partial(self, file: ManifestFile) -> Path:
+        return self._folder / f"{file.name}.part"
+
+
+def _unusable(path: Path, error: OSError) -> ZrtError:
+    """What it means that something at `path`, or what the error names, cannot be written or read."""
+    what = f"{error.filename2 or error.filename or path}: {error.strerror}"
+    if error.errno in _FULL:
+        return ZrtError(
+            "insufficient_memory", f"no room for layers: {what}; make some, or set the worker's ZRT_HOME elsewhere"
+        )
+    if isinstance(error, FileNotFoundError):
+        return ZrtError("worker_failed", f"{what}: {_GONE}")
+    return ZrtError(
+        "bad_config", f"layers cannot be kept: {what}; put that right, or set the worker's ZRT_HOME elsewhere"
+    )
+
+
+def _known(folder: Path) -> Manifest | None:
+    """What a folder of the cache holds the files of, if that can be told: zrt of another version may have written it."""
+    try:
+        data = (folder / MANIFEST).read_bytes()
+        return parse_manifest(data) if digest(data) == folder.name else None
+    except (OSError, ZrtError):
+        return None
+
+
+def _sound_bytes(path: Path, file: ManifestFile) -> int:
+    """How many bytes, in whole pieces from the start on, are the manifest's."""
+    held, buffer = 0, memoryview(bytearray(READ_BYTES))
+    with path.open("rb", buffering=0) as opened:
+        for piece in file.pieces:
+            end, found = min(held + PIECE_BYTES, file.size), hashlib.sha256()
+            for at in range(held, end, READ_BYTES):
+                found.update(buffer[: opened.readinto(buffer[: end - at])])
+            if found.hexdigest() != piece:
+                break
+            held = end
+    return held
+
+
+def _write_whole(path: Path, data: bytes | memoryview) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".new", delete=False) as file:  # others may write the same
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise

@@ -1,0 +1,90 @@
+"""What came back after a loss, in words, for whoever reads what `zrt up` says."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Final, NoReturn
+
+from zrt.runtime.client.client import Client
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.client import Cluster
+from zrt.runtime.messages.cluster import ActorInfo
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 10.0
+"""How often the coordinator tells how its cluster is where nothing changes."""
+AGAIN_S: Final = 0.5
+READY: Final = "is ready again"
+
+
+class Recoveries:
+    """Of one cluster. A process is back when its successor is ready, whatever becomes of others. The cluster is when every stage is: that is
+    said where no process did, or where one loads besides that was not lost itself, but its ranks or workers were, or that takes another's place."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, float] = {}
+        self._unready: float | None = None
+        self._told = self._others = False
+
+    async def follow(
+        self, client: Client, pids: Callable[[], Mapping[str, int]], say: Callable[[str], None]
+    ) -> NoReturn:
+        """Say each recovery of the cluster, through its coordinator's own death, until cancelled."""
+        away = ""
+        while True:
+            try:
+                async with aclosing(client.watch(EVERY_S)) as watch:
+                    async for cluster in watch:
+                        away = ""
+                        for line in self.seen(cluster, pids(), time.monotonic()):
+                            say(f"zrt: {line}")
+            except ZrtError as error:
+                if str(error) != away:
+                    away = str(error)
+                    log.info("the coordinator does not say how its cluster gets on: %s", away)
+            await asyncio.sleep(AGAIN_S)
+
+    def lost(self, name: str, now: float) -> None:
+        """This process is gone, and is started again."""
+        self._lost.setdefault(name, now)
+
+    def given_up(self, name: str) -> None:
+        """It is not started again."""
+        self._lost.pop(name, None)
+
+    def seen(self, cluster: Cluster, pids: Mapping[str, int], now: float) -> list[str]:
+        """The lines to say now. `pids` are the processes that run, by name: a coordinator may yet show the one before."""
+        if not cluster.ready:
+            drained = any(actor.state in ("draining", "drained") for actor in cluster.actors)
+            if self._unready is None and not drained:
+                self._unready = now
+            self._others |= any(
+                actor.stage >= 0 and actor.state == "loading" and actor.name not in self._lost
+                for actor in cluster.actors
+            )
+        lines = []
+        for actor in cluster.actors:
+            if actor.name not in self._lost or actor.pid != pids.get(actor.name):
+                continue
+            how = _back(actor, cluster.ready)
+            if how:
+                self._told |= how == READY
+                lines.append(f"{actor.name} {how}, {now - self._lost.pop(actor.name):.1f} s after it was lost")
+        if cluster.ready:
+            if self._unready is not None and (self._others or not self._told):
+                lines.append(f"{cluster.name} {READY}, after {now - self._unready:.1f} s")
+            self._unready, self._told, self._others = None, False, False
+        return lines
+
+
+def _back(actor: ActorInfo, settled: bool) -> str:
+    """How this successor of a lost process is back, in words; empty while it is not. One without blocks may yet be given some, until all is
+    `settled`."""
+    if actor.kind == "layer_worker":
+        return "" if actor.state == "starting" else "is back"
+    if actor.state == "blank":
+        return "is back, as a spare" if settled and actor.stage < 0 else ""
+    return READY if actor.state in ("ready", "draining", "drained") else ""

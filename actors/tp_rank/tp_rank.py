@@ -1,0 +1,104 @@
+"""A TP rank: one of the processes that a block server's blocks are split over.
+
+Receives from its leader, and bare from any peer: the requests of messages/ranks.py; sends one response to each, in the order they came.
+The loop answers Ping, QueryVram and Shutdown, so that a rank is heard while it computes; all else is the lane's (compute/rank.py).
+"""
+
+import asyncio
+import logging
+from collections.abc import Hashable
+from functools import partial
+from typing import get_args
+
+import torch
+
+from zrt.actors.tp_rank.rank import Rank
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.actor.envelope import Bare, Envelope
+from zrt.runtime.actor.executor import Lane
+from zrt.runtime.compute.devices import device_lives, device_memory, out_of_memory
+from zrt.runtime.compute.threads import configure_threads
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.ranks import (
+    Bye,
+    Error,
+    Ping,
+    Pong,
+    QueryVram,
+    RankMessage,
+    Shutdown,
+    VramInfo,
+    WorkerRequest,
+    WorkerResponse,
+)
+from zrt.runtime.wire.ranks import decode_rank_request, encode_rank
+
+log = logging.getLogger(__name__)
+
+
+class TpRank(Actor):
+    """Rank `rank` of `world`; `device` is a torch device, `threads` what its products may use."""
+
+    def __init__(self, name: str, *, rank: int, world: int, device: str, threads: int, listen: str) -> None:
+        super().__init__(name, listen=listen)
+        if not 0 <= rank < world:
+            raise ZrtError("bad_config", f"rank {rank} is not one of a group of {world}: 0 to {world - 1}")
+        self._rank = Rank(rank, world, device)
+        self._threads = threads
+        self._lane = Lane(f"{name}-{device}", partial(device_lives, self._rank.device))
+        for kind in get_args(WorkerRequest):
+            self.handle(kind, self._on_request)
+        self.handle_bare(self._on_bare)
+
+    async def start(self) -> None:
+        configure_threads(self._threads)
+        await super().start()
+
+    async def stop(self) -> None:
+        await super().stop()
+        self._lane.close()
+
+    async def _on_request(self, envelope: Envelope) -> RankMessage:
+        steps = envelope.header.steps
+        session: Hashable = steps[0].session if steps else envelope.peer
+        assert isinstance(envelope.body, get_args(WorkerRequest))
+        return await self._serve(envelope.body, session)
+
+    def _on_bare(self, bare: Bare) -> None:
+        self.spawn(self._answer_bare(bare), "a bare request")
+
+    async def _answer_bare(self, bare: Bare) -> None:
+        response: WorkerResponse
+        try:
+            request = decode_rank_request(bare.frame)
+        except ZrtError as error:
+            response = Error(error.kind, error.message)
+        else:
+            response = await self._serve(request, bare.peer)
+        self.reply_bare(bare, encode_rank(response))
+
+    async def _serve(self, request: WorkerRequest, session: Hashable) -> WorkerResponse:
+        """Never raises: what goes wrong is an Error like any response."""
+        match request:
+            case Ping():
+                return Pong(self._rank.rank, self._rank.world, self._rank.device.index or 0)
+            case QueryVram():
+                return await asyncio.to_thread(_memory, self._rank.device)  # a driver may hold it up
+            case Shutdown():
+                self._loop.call_soon(self.ended.set)
+                return Bye()
+        try:
+            return await self._lane.run(self._rank.serve, request, session)
+        except ZrtError as error:
+            return Error(error.kind, error.message)
+        except Exception as error:
+            log.exception("%s: %s failed", self.name, type(request).__name__)
+            known = out_of_memory(error)
+            if known is not None:
+                return Error(known.kind, known.message)
+            return Error("internal", f"{type(request).__name__} failed: {type(error).__name__}: {error}")
+
+
+def _memory(device: torch.device) -> VramInfo:
+    free, total = device_memory(device)
+    return VramInfo(free >> 20, total >> 20)

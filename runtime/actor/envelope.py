@@ -1,0 +1,38 @@
+"""What an actor's handlers get, and give."""
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeAlias
+
+from zrt.runtime.messages.control import Control
+from zrt.runtime.messages.header import Header, Step
+from zrt.runtime.messages.inference import InferenceRequest
+from zrt.runtime.messages.layers import LayerMessage
+from zrt.runtime.messages.ranks import RankMessage
+from zrt.runtime.wire.envelopes import Body
+
+
+class Envelope(NamedTuple):
+    """A message that arrived. `peer` is the sender's routing id at our mailbox, b"" for what came back over one of our links."""
+
+    header: Header
+    body: Body
+    peer: bytes
+
+
+class Bare(NamedTuple):
+    """A single frame from a foreign or scripted peer. `echo`: an empty frame came before it (a REQ socket) and goes before each reply."""
+
+    peer: bytes
+    frame: bytes | memoryview
+    echo: bool
+
+
+class Reply(NamedTuple):
+    """An answer whose header says more than whom it is for: `steps`."""
+
+    body: Body
+    steps: list[Step]
+
+
+Answer: TypeAlias = Control | InferenceRequest | RankMessage | LayerMessage | Reply | None
+Handler: TypeAlias = Callable[[Envelope], Answer | Awaitable[Answer]]

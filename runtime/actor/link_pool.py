@@ -1,0 +1,93 @@
+"""An actor's links to other actors, by endpoint, and which incarnations have been lost."""
+
+from collections.abc import Callable
+from typing import Final
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.control import Address
+from zrt.runtime.transport.link import Link
+from zrt.runtime.transport.outbox import Frames
+from zrt.runtime.transport.sockets import Sockets
+from zrt.runtime.wire.limits import MAX_FRAME
+
+_LOST_KEPT: Final = 1024
+
+
+class Links:
+    """Links to endpoints that are never bound again once their holder is dead (port 0), so a broken connection is a lost peer.
+
+    `on_lost(address, link, news)` is called for every link that ends of itself; `news` is true once per incarnation. Should the peer
+    live after all (a network that broke), the next `get` connects again, and a connection that came up makes it a peer like any other.
+    """
+
+    def __init__(
+        self,
+        sockets: Sockets,
+        routing_id: Callable[[], bytes],
+        on_message: Callable[[Link, Frames], None],
+        on_lost: Callable[[Address, Link, bool], None],
+    ) -> None:
+        self._sockets = sockets
+        self._routing_id = routing_id
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._links: dict[str, tuple[Address, Link]] = {}
+        self._lost: dict[int, None] = {}
+
+    def get(self, to: Address) -> Link:
+        """The link to this incarnation (0: whoever is there), made if need be. ZrtError stage_lost: another one is there now."""
+        known = self._links.get(to.endpoint)
+        if known is not None:
+            address, link = known
+            if to.incarnation in (0, address.incarnation):
+                return link
+            if address.incarnation == 0:
+                self._links[to.endpoint] = to, link
+                return link
+            if to.incarnation in self._lost:
+                raise ZrtError("stage_lost", f"{to.name} is gone: {address.name} has its endpoint now")
+            self._end(address, link)  # a port has one holder, so whoever held it before is dead
+        link = Link(
+            self._sockets,
+            to.endpoint,
+            self._routing_id,
+            limit=MAX_FRAME,
+            on_message=self._on_message,
+            on_up=self._up,
+            on_down=self._down,
+        )
+        self._links[to.endpoint] = to, link
+        return link
+
+    def forget(self, to: Address) -> Link | None:
+        """Close the link to this incarnation, if there is one, telling nobody, and forget that it was lost."""
+        self._lost.pop(to.incarnation, None)
+        known = self._links.get(to.endpoint)
+        if known is None or known[0].incarnation not in (0, to.incarnation):
+            return None
+        del self._links[to.endpoint]
+        known[1].close()
+        return known[1]
+
+    def close(self) -> None:
+        for _, link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def _up(self, link: Link) -> None:
+        address, current = self._links[link.endpoint]
+        if current is link:
+            self._lost.pop(address.incarnation, None)
+
+    def _down(self, link: Link) -> None:
+        self._end(self._links[link.endpoint][0], link)
+
+    def _end(self, address: Address, link: Link) -> None:
+        del self._links[address.endpoint]
+        link.close()
+        news = address.incarnation not in self._lost
+        if address.incarnation and news:
+            self._lost[address.incarnation] = None
+            if len(self._lost) > _LOST_KEPT:
+                del self._lost[next(iter(self._lost))]
+        self._on_lost(address, link, news)

@@ -1,0 +1,263 @@
+"""What a person sees on a terminal: bars while things load, a session's figures as a line."""
+
+import asyncio
+import os
+import sys
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from zrt.runtime.formatting import counted
+from zrt.runtime.messages.client import Cluster, Finished
+from zrt.runtime.messages.client import Progress as Phase
+from zrt.runtime.process.terminal import say
+
+
+class _Screen(Console):
+    """stderr with its cursor left as it is: whoever hides it may be killed, or not be read any more, before it is there again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+class Bars:
+    """Progress bars on stderr, one a name; where stderr is no terminal, a line when each begins and ends."""
+
+    def __init__(self) -> None:
+        self._console = _Screen(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TextColumn("{task.fields[pace]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._totals: dict[str, int] = {}
+        self._ended: set[str] = set()
+        self._states: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def update(self, done: int, total: int, what: str, sent: int = 0, pace: int = 0) -> None:
+        """`done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. Of those done `sent` came over the network, at `pace` bytes a
+        second; 0: not said."""
+        if what not in self._ended:
+            self._progress.start()  # `finish` has ended it if others were ready before
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(escape(what), total=total or None, pace="")
+            if not self._console.is_terminal:
+                say(f"{what} …")
+        self._totals[what] = total
+        rate = f"{pace / 1e6:.0f} MB/s" if pace else ""
+        self._progress.update(self._tasks[what], completed=done, total=total or None, pace=rate)
+        if total and done >= total and what not in self._ended:
+            self._ended.add(what)
+            if not self._console.is_terminal:
+                say(f"{what}: done" + (f", {sent / 1e6:.1f} MB sent at {rate}" if rate else ""))
+
+    def finish(self, cluster: Cluster) -> None:
+        """Show what its processes load and have loaded for the last time, and draw nothing until `loading` says that others load on."""
+        self.loading(cluster)
+        on = [actor.name for actor in cluster.actors if actor.state == "loading"]
+        for what, task in self._tasks.items():
+            loads_on = any(what.startswith(f"{name} (") or what.endswith(f" of {name})") for name in on)
+            if loads_on and what not in self._ended:
+                self._progress.update(task, visible=False)
+            elif self._totals[what]:
+                self.update(self._totals[what], self._totals[what], what)
+        self._progress.stop()
+        for what, task in self._tasks.items():
+            self._progress.update(task, visible=what not in self._ended)
+
+    def loading(self, cluster: Cluster) -> None:
+        """How stages load, and their layer workers; whom they wait for."""
+        for actor in cluster.actors:
+            if actor.stage < 0:
+                continue
+            if actor.lend is not None:
+                self.state(actor.name, f"{actor.name} waits for {actor.lend.waits_for}" if actor.lend.waits_for else "")
+                for worker in actor.lend.workers:
+                    if worker.total_bytes and worker.state != "asked":
+                        what = f"{worker.name} (blocks {worker.layers} of {actor.name})"
+                        self.update(worker.held_bytes, worker.total_bytes, what, worker.push_bytes, worker.push_bytes_s)
+            if actor.total_bytes:
+                what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
+                self.update(actor.done_bytes, actor.total_bytes, what)
+                captures = actor.state == "loading" and actor.all_graphs > 0
+                self.state(what, f"{what} captures {counted(actor.all_graphs, 'CUDA graph')}" if captures else "")
+
+    def state(self, whose: str, text: str) -> None:
+        """A line when this is said of somebody first, or anew."""
+        if text != self._states.get(whose, ""):
+            self._states[whose] = text
+            if text:
+                self.say(text)
+
+    def say(self, text: str) -> None:
+        """A line above the bars."""
+        if self._console.is_terminal:
+            with suppress(OSError):  # the terminal is gone; its SIGHUP is on the way
+                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        else:
+            say(text)
+
+
+WAITS: Final = frozenset({"queued", "waiting", "preempted", "parked", "replaying"})
+"""Phases in which an answer does not get on."""
+WAIT_S: Final = 2.0
+"""How long one lasts until a log has a line for it: an answer that comes as it should has none."""
+
+
+class _WaitLines:
+    """Waits of one kind where stderr is no terminal: a line for each that lasts, and one when it is over after that."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._text = ""
+        self._said = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait(self, what: str, text: str) -> None:
+        """Said once it has lasted; not again where it was, and what came between was not."""
+        self._text = text
+        if what != self._what:
+            self.stop()
+            self._what = what
+            if what != self._said:
+                self._timer = asyncio.get_running_loop().call_later(WAIT_S, self._say)
+
+    def over(self, text: str) -> None:
+        self.stop()
+        if self._said:
+            self._said = ""
+            say(f"zrt: {text}")
+
+    def stop(self) -> None:
+        self._what = ""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _say(self) -> None:
+        self._said = self._what
+        say(f"zrt: {self._text}")
+
+
+class Notice:
+    """What a generation waits for, in a line on stderr that gives way to its text; where that is no terminal, in the lines of a log."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stderr.isatty()
+        self._connection = _WaitLines()
+        self._answer = _WaitLines()
+        self._shown = ""
+        self._in_text = False
+        self._broken = False
+
+    def broken(self, endpoint: str, patience: float) -> None:
+        """The connection is gone, and is tried for `patience` seconds: said on a line of its own until it is back."""
+        self._broken = True
+        text = f"the connection to {endpoint} broke; reconnecting for {patience:g} s at most"
+        if not self._on_terminal:
+            self._answer.stop()
+            self._connection.wait("broken", text)
+            return
+        line = f"[{text}]"
+        with suppress(OSError):  # stderr is no terminal any more
+            if columns := os.get_terminal_size(sys.stderr.fileno()).columns:
+                line = line[: columns - 1]  # one that wraps could not be taken back
+        self._write(f"\n{line}" if self._in_text else f"\r\x1b[K{line}")
+
+    def back(self) -> None:
+        """What was said of the connection is over."""
+        if self._broken:
+            self._broken = False
+            self._connection.over("the connection is back")
+            self._write("\r\x1b[K")
+
+    def progress(self, progress: Phase) -> None:
+        """Before the text, every change; within it only that the text is held up, once."""
+        self.back()
+        line = progress.phase
+        stands = f"{line}{_counts(progress)}{_reason(progress)}"
+        if not self._on_terminal:
+            if line in WAITS:
+                self._answer.wait(line, f"the answer is {stands}")
+            else:
+                self._answer.over("the answer goes on")
+        elif self._in_text:
+            if line in ("waiting", "parked", "replaying") and line != self._shown:
+                self._write(f"\n[{line}{_reason(progress)}]\n")
+            self._shown = line
+        else:
+            self._write(f"\r\x1b[K{stands}")
+
+    def piece(self) -> None:
+        """Some of the answer came, whether it is shown or not."""
+        self._answer.over("the answer goes on")
+
+    def text(self) -> None:
+        """The text goes on, or what else ends the waiting."""
+        if not self._on_terminal:
+            self._answer.stop()
+            self._connection.stop()
+            self._broken = False
+            return
+        self.back()
+        self._shown = ""
+        if not self._in_text:
+            self._in_text = True
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        if self._on_terminal:
+            with suppress(OSError):
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
+
+def _counts(progress: Phase) -> str:
+    """Its place in the queue, or tokens run of those to run."""
+    if not progress.total or progress.phase in ("waiting", "preempted", "parked"):
+        return ""
+    if progress.phase == "queued":
+        return f", place {progress.done + 1} of {progress.total}"
+    return f" {progress.done}/{progress.total}"
+
+
+def _reason(progress: Phase) -> str:
+    return f" ({progress.message})" if progress.message else ""
+
+
+def figures(finished: Finished) -> str:
+    """One generation's speed, and where its time went: each stage's share of compute, and what is left for queues and hops."""
+    timings = finished.timings
+    lines = [
+        f"{counted(finished.prompt_tokens, 'prompt token')}, {finished.completion_tokens} generated ({finished.reason}), "
+        f"first token after {timings.ttft_ms:.0f} ms, then {timings.decode_tok_s:.1f} tokens/s, seed {finished.seed}"
+    ]
+    compute = sum(stage.compute_ms for stage in finished.stages)
+    for stage in finished.stages:
+        own, lent = ((part / compute if compute else 0.0) for part in (stage.compute_ms - stage.lent_ms, stage.lent_ms))
+        workers = f", its layer workers {lent:.0%}" if stage.lent_ms else ""
+        tokens = max(1, finished.completion_tokens)
+        lines.append(
+            f"  {stage.name} (blocks {stage.blocks}): {own:.0%} of the compute{workers}, "
+            f"a token {stage.compute_ms / tokens:.1f} ms computing, {stage.queue_ms / tokens:.1f} waiting, {stage.encode_ms / tokens:.1f} encoding"
+        )
+    lines.append(f"  between the stages: {timings.network_ms / max(1, finished.completion_tokens - 1):.1f} ms a token")
+    return "\n".join(lines)

@@ -1,0 +1,239 @@
+"""The scripted client: generations, status and control of a running cluster, from any asyncio program.
+
+async with Client() as zrt:
+    async for piece in zrt.generate("Why is the sky blue?", max_tokens=64, temperature=0.0):
+        print(piece.text, end="")
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from zrt.runtime.client.connection import Connection, Events
+from zrt.runtime.client.stream import Stream
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.client import (
+    Cancel,
+    Changes,
+    ChatMessage,
+    ClientEvent,
+    ClientRequest,
+    Cluster,
+    Down,
+    Drain,
+    Drained,
+    Finished,
+    Follow,
+    Generate,
+    Ok,
+    Piece,
+    Progress,
+    Restart,
+    Status,
+    Subscribe,
+    Undrain,
+    Unsubscribe,
+)
+from zrt.runtime.process import runfiles
+from zrt.runtime.wire.cluster_changes import Snapshots
+
+DRAIN_S: Final = 30.0
+"""How long sessions may go on at a block server that is being drained."""
+FOLLOW_S: Final = 60.0
+"""How long a session that is followed may say nothing."""
+LEAVE_S: Final = 5.0
+"""How long sessions may go on in a cluster that goes down."""
+DOWN_S: Final = 20.0
+"""How long a cluster may take to go: its processes get some seconds to end in good order, and are killed then."""
+
+
+def find_endpoint(endpoint: str | None) -> str:
+    """The given endpoint, $ZRT_ENDPOINT, or that of the last cluster started here. ZrtError coordinator_lost: none of them."""
+    found = endpoint or os.environ.get("ZRT_ENDPOINT") or runfiles.last_endpoint()
+    if found is None:
+        raise ZrtError(
+            "coordinator_lost", "no cluster was started here: `zrt up` starts one, --connect ENDPOINT names another"
+        )
+    return found
+
+
+class Client(Connection):
+    """A connection to a cluster's coordinator; use it as an async context manager. ZrtError coordinator_lost when it is not there.
+
+    Many requests may be open at once. Everything runs on the loop that entered the context. When the connection breaks it is made again, and
+    generations go on where they were, no token missing and none twice. They end with resume_expired if that took longer than the cluster
+    keeps them, with coordinator_lost if their coordinator died, or cannot be reached for a while after that.
+    """
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        super().__init__(find_endpoint(endpoint))
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        raw: bool = False,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        min_tokens: int | None = None,
+        ignore_eos: bool = False,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        logprobs: int | None = None,
+        seed: int | None = None,
+        n: int = 1,
+    ) -> Stream:
+        """Start a generation; iterate over the result for its pieces. See messages/client.py (Generate) for the options.
+
+        With `n` > 1 the pieces of n answers come mixed, told apart by `choice`.
+        """
+        chat = None
+        if messages is not None:
+            chat = [ChatMessage(role=message["role"], content=message["content"]) for message in messages]
+        request = Generate(
+            id=self.next_id(),
+            prompt=prompt,
+            messages=chat,
+            token_ids=None if token_ids is None else list(token_ids),
+            raw=raw,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=dict(logit_bias or {}),
+            min_tokens=min_tokens,
+            ignore_eos=ignore_eos,
+            stop=list(stop),
+            stop_token_ids=list(stop_token_ids),
+            logprobs=logprobs,
+            seed=seed,
+            n=n,
+        )
+        return Stream(self, request)
+
+    async def status(self) -> Cluster:
+        """The cluster as it is now."""
+        request = Status(id=self.next_id())
+        event = await self._ask(request, again=lambda: [request])
+        if not isinstance(event, Cluster):
+            raise ZrtError("internal", f"status was answered by {type(event).__name__}")
+        return event
+
+    async def watch(self, every: float = 1.0) -> AsyncGenerator[Cluster]:
+        """The cluster now, after every change and every so many seconds, until the iteration is left; also through a connection that breaks.
+
+        What comes is changes, from which whole snapshots are made: processes and sessions that did not change are the same objects as before.
+        `happened` holds what is new. ZrtError bad_request: what came cannot be such changes.
+        """
+        request = Subscribe(id=self.next_id(), every_ms=round(every * 1000))
+        await self.there()
+        snapshots, asked = Snapshots(), False
+        with Events(self, request.id, again=lambda: [request]) as events:
+            self.send(request)
+            try:
+                while True:
+                    event = await events.next()
+                    if isinstance(event, Cluster | Changes):
+                        cluster = snapshots.take(event)
+                        if cluster is not None:
+                            asked = False
+                            yield cluster
+                        elif not asked:
+                            asked = True
+                            self.send(request)  # something is missing: it is told anew, from a whole one on
+            finally:
+                with suppress(ZrtError):  # without a connection there is no subscription either
+                    self.send(Unsubscribe(id=request.id))
+
+    async def follow(self, session: int) -> AsyncGenerator[Piece | Progress | Finished]:
+        """What a session says, whoever started it: a piece with all it has so far, then all that comes. ZrtError unknown_session; its own error."""
+        request = Follow(id=self.next_id(), session=session)
+        await self.there()
+        with Events(self, request.id) as events:
+            events.patience = FOLLOW_S
+            self.send(request)
+            try:
+                while True:
+                    event = await events.next()
+                    if isinstance(event, Piece | Progress | Finished):
+                        yield event
+                    if isinstance(event, Finished):
+                        return
+            finally:
+                with suppress(ZrtError):
+                    self.send(Unsubscribe(id=request.id))
+
+    async def restart(self, name: str) -> None:
+        """Have `zrt up` kill a block server and start it again. ZrtError as Restart in messages/client.py says."""
+        await self._ask(Restart(id=self.next_id(), name=name))
+
+    async def cancel(self, session: int) -> None:
+        """End a session, whoever started it. ZrtError unknown_session."""
+        await self._ask(Cancel(id=self.next_id(), session=session))
+
+    async def drain(
+        self, name: str, timeout: float = DRAIN_S, *, progress: Callable[[Drained], None] | None = None
+    ) -> Drained:
+        """Take a block server out of service: its sessions move to another replica, or may finish for `timeout` seconds and are parked then.
+
+        Returns what became of them once none runs there; `progress` hears how it gets on. It keeps its weights until `undrain`. ZrtError as
+        Drain in messages/client.py says.
+        """
+        request = Drain(id=self.next_id(), name=name, timeout_ms=round(timeout * 1000))
+        with Events(self, request.id) as events:
+            self.send(request)
+            while True:
+                event = await events.next()
+                if not isinstance(event, Drained):
+                    raise ZrtError("internal", f"a drain was answered by {type(event).__name__}")
+                if event.state == "drained":
+                    return event
+                if progress is not None:
+                    progress(event)
+
+    async def undrain(self, name: str) -> None:
+        """Let a draining or drained block server serve again, once it has loaded if it lost a part meanwhile.
+
+        ZrtError bad_request: there is none of this name, or it is neither.
+        """
+        await self._ask(Undrain(id=self.next_id(), name=name))
+
+    async def down(self, timeout: float = LEAVE_S) -> None:
+        """Bring the cluster down, `timeout` seconds from now if sessions run for so long. Returns when its coordinator, the last to go, is gone.
+
+        A second call, by whomever, does not wait for sessions. ZrtError deadline: DOWN_S later it is still there.
+        """
+        await self._ask(Down(id=self.next_id(), timeout_ms=round(timeout * 1000)))
+        try:
+            async with asyncio.timeout(timeout + DOWN_S):
+                await self._down.wait()
+        except TimeoutError:
+            text = f"the cluster at {self.endpoint} was told to end {timeout + DOWN_S:g} s ago and is still there"
+            raise ZrtError("deadline", text) from None
+        self._end(self.broken())
+
+    async def _ask(
+        self, request: ClientRequest, *, again: Callable[[], Sequence[ClientRequest]] | None = None
+    ) -> ClientEvent:
+        await self.there()
+        with Events(self, request.id, again=again) as events:
+            self.send(request)
+            event = await events.next()
+            if isinstance(event, Ok | Cluster):
+                return event
+            raise ZrtError("internal", f"{type(request).__name__} was answered by {type(event).__name__}")

@@ -1,0 +1,162 @@
+"""A generation as its client hears it: in order, nothing lost and nothing twice, through connections that break."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from zrt.runtime.client.connection import SILENCE_S, Connection, Events
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.client import (
+    Accepted,
+    Cancel,
+    ClientEvent,
+    ClientRequest,
+    Finished,
+    Generate,
+    Piece,
+    Progress,
+    Resume,
+)
+
+LATE_S: Final = 5.0
+"""How much longer than its lease a session is worth a connection: whoever comes too late should hear just that."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What has arrived of one answer: its session, and how far its tokens and its text go."""
+
+    session: int
+    resume: str
+    tokens: int = 0
+    chars: int = 0
+    over: bool = False
+
+
+class Stream:
+    """One generation. Iterate over it for pieces, or call `next_event` for everything that is said; then read `finished`.
+
+    The request is sent by the first of these. Leaving it early (`aclose`, or the end of the client) cancels the session. `accepted` and
+    `progress` are the last ones heard, of whatever answer.
+    """
+
+    def __init__(self, connection: Connection, request: Generate) -> None:
+        self.accepted: Accepted | None = None
+        self.progress: Progress | None = None
+        self._connection = connection
+        self._request = request
+        self._events = Events(connection, request.id, abandon=True, again=self._again, note=self._note)
+        self._state: Literal["new", "open", "over"] = "new"
+        self._finished: dict[int, Finished] = {}
+        self._heard: dict[int, _Heard] = {}
+        self._cancelling = False
+
+    @property
+    def finished(self) -> Finished:
+        """How the (first) answer ended. ZrtError internal before all have."""
+        return self.all_finished[0]
+
+    @property
+    def over(self) -> bool:
+        """Whether all answers have ended."""
+        return len(self._finished) == self._request.n
+
+    @property
+    def all_finished(self) -> list[Finished]:
+        """How each of `n` answers ended, by choice. ZrtError internal before all have."""
+        if not self.over:
+            raise ZrtError("internal", "the generation has not finished")
+        return [self._finished[choice] for choice in range(self._request.n)]
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which a connection that broke is tried again."""
+        return max(SILENCE_S, self._events.patience)
+
+    async def next_event(self) -> Accepted | Progress | Piece | Finished:
+        """What the cluster says next. ZrtError: the kind of the error that ended the generation; internal after its end."""
+        if self._state == "over":
+            raise ZrtError("internal", "the generation is over")
+        try:
+            if self._state == "new":
+                self._state = "open"
+                await self._connection.there()
+                self._events.__enter__()
+                self._connection.send(self._request)
+            event = await self._events.next()
+        except ZrtError:
+            self._end()
+            raise
+        if isinstance(event, Accepted):
+            self.accepted = event
+        elif isinstance(event, Progress):
+            self.progress = event
+        elif isinstance(event, Finished):
+            self._finished[event.choice] = event
+            if self.over:
+                self._end()
+        elif not isinstance(event, Piece):
+            raise ZrtError("internal", f"a generation was answered by {type(event).__name__}")
+        return event
+
+    def cancel(self) -> None:
+        """Ask the cluster to end it; iterating goes on until `finished`, reason `cancelled`."""
+        if self._state == "open":
+            self._cancelling = True
+            with suppress(ZrtError):  # without a connection: it is said over the next one
+                self._connection.send(self._cancel())
+
+    async def aclose(self) -> None:
+        """Cancel what still runs, and hear no more of it."""
+        self.cancel()
+        self._end()
+
+    def _cancel(self) -> Cancel:
+        return Cancel(id=self._connection.next_id(), request=self._request.id)
+
+    def _note(self, event: ClientEvent) -> bool:
+        """Keep the account of what has arrived. That a session was resumed is no news."""
+        if isinstance(event, Accepted):
+            if event.choice in self._heard:
+                return False
+            self._heard[event.choice] = _Heard(event.session, event.resume)
+            self._events.patience = event.lease_s + LATE_S
+        elif isinstance(event, Piece | Finished) and (heard := self._heard.get(event.choice)):
+            if isinstance(event, Piece):
+                heard.tokens = event.index + len(event.token_ids)
+                heard.chars += len(event.text)
+            else:
+                heard.over = True
+        return True
+
+    def _again(self) -> list[ClientRequest]:
+        """Over a new connection: go on with each answer. Before all were accepted nothing has been heard of any: ask anew."""
+        id_ = self._request.id
+        if len(self._heard) == self._request.n:
+            left = [heard for heard in self._heard.values() if not heard.over]
+            requests: list[ClientRequest] = [
+                Resume(id=id_, session=heard.session, resume=heard.resume, index=heard.tokens, chars=heard.chars)
+                for heard in left
+            ]
+            return [*requests, self._cancel()] if self._cancelling else requests
+        requests = [Cancel(id=self._connection.next_id(), session=heard.session) for heard in self._heard.values()]
+        self._heard.clear()
+        if self._cancelling:
+            self._events.fail(ZrtError("cancelled", "it was cancelled before it was known to have begun"))
+            return requests
+        return [*requests, self._request]
+
+    def _end(self) -> None:
+        self._state = "over"
+        self._events.__exit__(None, None, None)
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        while self._state != "over":
+            event = await self.next_event()
+            if isinstance(event, Piece):
+                return event
+        raise StopAsyncIteration

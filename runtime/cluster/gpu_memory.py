@@ -1,0 +1,72 @@
+"""What a cluster file asks of the memory of this machine's GPUs, against what they have."""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from zrt.runtime.cluster.file_schema import Conf
+from zrt.runtime.cluster.memory import Needs, in_words
+from zrt.runtime.errors import ZrtError
+
+
+class GpuNeeds(msgspec.Struct, frozen=True):
+    """Bytes of weights and KV on one GPU, none where only spares are on it; `free_bytes` of `total_bytes` are free. Where there is no such GPU,
+    `fault` says so and these are 0."""
+
+    device: str
+    needed_bytes: int
+    free_bytes: int = 0
+    total_bytes: int = 0
+    fault: str = ""
+
+
+def gpu_needs(conf: Conf, found: Needs, memory: Callable[[str], tuple[int, int]]) -> tuple[GpuNeeds, ...]:
+    """Each GPU that the processes of `zrt up` are on; `memory` is free and in all, of a device. It may raise ZrtError unsupported."""
+    needed: dict[str, int] = {}
+    for device, size in _held(conf, found):
+        if device != "cpu":
+            needed[device] = needed.get(device, 0) + size
+    return tuple(_against(device, needed[device], memory) for device in sorted(needed))
+
+
+def gpu_shortage(gpus: tuple[GpuNeeds, ...]) -> ZrtError | None:
+    """`unsupported` where a GPU is not there, `insufficient_vram` where it has too little free; a line for each. None: all fits."""
+    missing = [gpu.fault for gpu in gpus if gpu.fault]
+    short = [
+        f"{gpu.device}: {in_words(gpu.needed_bytes)} are needed for weights and KV, and {in_words(gpu.free_bytes)} of "
+        f"{in_words(gpu.total_bytes)} are free: lower [kv] bytes, or put the stages on more GPUs"
+        for gpu in gpus
+        if not gpu.fault and gpu.needed_bytes > gpu.free_bytes
+    ]
+    if not missing and not short:
+        return None
+    return ZrtError("unsupported" if missing else "insufficient_vram", "\n".join(missing + short))
+
+
+def _against(device: str, needed: int, memory: Callable[[str], tuple[int, int]]) -> GpuNeeds:
+    try:
+        return GpuNeeds(device, needed, *memory(device))
+    except ZrtError as error:
+        return GpuNeeds(device, needed, fault=error.message)
+
+
+def _held(conf: Conf, found: Needs) -> Iterator[tuple[str, int]]:
+    """Devices, and bytes of weights and KV there."""
+    for stage, planned in zip(conf.stages, found.stages, strict=True):
+        own = planned.weight_bytes + planned.kv_bytes - planned.lendable_bytes
+        for lent in planned.lent:
+            if not lent.joins:
+                yield lent.device, lent.weight_bytes + lent.kv_bytes
+        for device in _ranks(stage.device, stage.tp):
+            yield device, stage.replicas * own // stage.tp
+    if conf.spares.count:
+        yield conf.spares.device, 0
+    for worker in conf.workers:
+        if not worker.join:
+            yield worker.device, 0
+
+
+def _ranks(device: str, tp: int) -> list[str]:
+    """The devices of a stage's ranks."""
+    kind, _, first = device.partition(":")
+    return [f"{kind}:{int(first) + rank}" if first else kind for rank in range(tp)]

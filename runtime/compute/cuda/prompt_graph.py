@@ -1,0 +1,78 @@
+"""The blocks over a batch with prompts in it as a CUDA graph: captured once for a size, replayed for every batch that it holds.
+
+A forward of several tokens is some five hundred kernels, and to launch them one by one takes a host as long as the device needs for a thousand
+tokens; ranks of a group wait for the slowest of their hosts besides.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from zrt.runtime.compute.cuda.inputs import Buffers, Inputs, Size
+from zrt.runtime.compute.decoder.workspace import Views
+from zrt.runtime.compute.shared_rows.channel import Rows
+from zrt.runtime.compute.turn import Step
+
+if TYPE_CHECKING:
+    from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder
+
+TOKENS_ALONE: Final = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+TOKENS_BESIDE: Final = (64, 128, 256, 512, 1024)
+"""Rows of prompts that graphs are captured for: of prompts alone, and with sessions that decode in the same turn."""
+SESSIONS_BESIDE: Final = (16, 64, 256)
+"""How many of these, up to those that there may be."""
+PROMPTS: Final = 16
+"""In one batch."""
+
+
+def sizes(context: int, sessions: int) -> list[Size]:
+    """Of the graphs of a decoder, the smallest first."""
+    prompts = min(PROMPTS, sessions)
+    found = [Size(tokens, prompts, 0) for tokens in _up_to(context * prompts, TOKENS_ALONE)]
+    if sessions > 1:
+        for tokens in _up_to(context * prompts, TOKENS_BESIDE):
+            found += [Size(tokens, prompts, beside) for beside in _up_to(sessions - 1, SESSIONS_BESIDE)]
+    return sorted(found, key=lambda size: size.rows)
+
+
+def _up_to(most: int, numbers: Iterable[int]) -> Iterator[int]:
+    """Of rising numbers those below `most`, and then `most` itself if there is a greater one."""
+    for number in numbers:
+        yield min(number, most)
+        if number >= most:
+            return
+
+
+class PromptGraph:
+    """The blocks of batches that `size` holds. Those of a decoder work in the same buffers: one batch runs at a time."""
+
+    def __init__(self, decoder: "GpuDecoder", size: Size, views: Views, buffers: Buffers) -> None:
+        self.size = size
+        self._decoder = decoder
+        self._views = views
+        self._inputs = decoder.inputs(size, buffers)
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, pool: Any) -> Any:
+        """Returns the pool of memory to be used by the next."""
+        self._inputs.fill((), torch.empty(0))
+        self._inputs.send()
+        self._decoder.blocks(
+            self._inputs, self._views
+        )  # compiles what was not yet, and lets libraries make their plans
+        torch.cuda.current_stream(self._decoder.shard.device).synchronize()
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._decoder.blocks(self._inputs, self._views)
+        return self._graph.pool()
+
+    def launch(self, steps: Sequence[Step], x: Rows) -> tuple[Inputs, Tensor]:
+        """What the batch was told, and its hidden states [rows, hidden], until the next launch."""
+        self._inputs.fill(steps, x)
+        self._inputs.send()
+        self._graph.replay()
+        return self._inputs, self._views.hidden[: len(x)]
+
+    def end(self) -> None:
+        self._graph.reset()

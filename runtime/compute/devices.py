@@ -1,0 +1,46 @@
+"""The devices of this machine, and the memory of each: of the machine for the CPU, its own for a GPU."""
+
+from contextlib import suppress
+
+import torch
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.host_memory import available_memory, total_memory
+
+
+def check_device(device: torch.device | str) -> None:
+    """ZrtError unsupported: there is no such device."""
+    place = torch.device(device)
+    if place.type != "cpu" and (not torch.cuda.is_available() or (place.index or 0) >= torch.cuda.device_count()):
+        raise ZrtError("unsupported", f"there is no device {device} here: {torch.cuda.device_count()} CUDA devices")
+
+
+def device_memory(device: torch.device | str) -> tuple[int, int]:
+    """Bytes that are free now, and bytes in all. ZrtError unsupported: there is no such device."""
+    place = torch.device(device)
+    if place.type == "cpu":
+        return available_memory(), total_memory()
+    check_device(place)
+    free, total = torch.cuda.mem_get_info(place)
+    return free, total
+
+
+def device_lives(device: torch.device) -> bool:
+    """Whether it still does what it is told: after some errors a GPU does nothing more for this process, and says so at every call."""
+    if device.type == "cpu":
+        return True
+    for ask in (lambda: torch.cuda.current_stream(device).query(), lambda: torch.cuda.synchronize(device)):
+        with suppress(RuntimeError):
+            ask()  # the second one, which waits, only where the first one fails: the device may wait for others
+            return True
+    return False
+
+
+def out_of_memory(error: BaseException) -> ZrtError | None:
+    """insufficient_memory or insufficient_vram, where that is what an exception of whatever kind says."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return ZrtError("insufficient_vram", str(error))
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        said = str(error).rpartition("DefaultCPUAllocator: ")[2]
+        return ZrtError("insufficient_memory", said or "there is no memory left")
+    return None

@@ -1,0 +1,93 @@
+"""What the caches of CPU and GPU have in common: sessions by key, whose pages a `PagePool` counts, and the memory that follows the count."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+
+from zrt.runtime.compute.kv.page_pool import Opening, PagePool, PoolStats
+from zrt.runtime.compute.turn import session_name
+from zrt.runtime.errors import ZrtError
+
+
+class SessionCache(ABC):
+    """Sessions of at most `context` tokens. Keys are any hashable. Errors: `unknown_session` for a key that is not open, and those named
+    below. Not thread-safe: one lane uses it."""
+
+    def __init__(self, pages: PagePool, context: int) -> None:
+        self.context = context
+        self._pages = pages
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._pages
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def open(self, key: Hashable, names: Sequence[int] = ()) -> None:
+        """Begin a session whose history's pages have these names, holding the longest prefix that is cached.
+
+        One that is open goes on under the new names. `overloaded` when all sessions are taken.
+        """
+        if key in self._pages:
+            self._pages.rename(key, names)
+            return
+        opening = self._pages.open(key, names)
+        self._take_back()
+        if opening.source != opening.row:
+            self._adopt(opening)
+
+    def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
+        """End a session: its full pages that have names become cache, the others come back. Closing twice is nothing."""
+        self._pages.close(key, names)
+        self._take_back()
+
+    def close_all(self) -> None:
+        """End every session."""
+        for key in self._pages.sessions():
+            self.close(key)
+
+    def have(self, key: Hashable) -> int:
+        """Tokens the session holds."""
+        return self._pages.have(key)
+
+    def rewind(self, key: Hashable, n: int) -> None:
+        """Forget tokens from `n` on and give back the pages beyond what is then held."""
+        self._pages.rewind(key, n)
+        self._take_back()
+
+    def reserve(self, key: Hashable, upto: int) -> None:
+        """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be; nothing changes then."""
+        if upto > self.context:
+            raise ZrtError(
+                "context_exceeded",
+                f"session {session_name(key)} would hold {upto} tokens; the context is {self.context}",
+            )
+        self._pages.reserve(key, upto)
+        self._take_back()
+
+    def commit(self, key: Hashable, upto: int) -> None:
+        """Say that tokens `[0, upto)` have been written."""
+        self._pages.commit(key, upto)
+
+    def stats(self) -> PoolStats:
+        return self._pages.stats()
+
+    @abstractmethod
+    def _adopt(self, opening: Opening) -> None:
+        """Give a new session's row what it has in common with another."""
+
+    @abstractmethod
+    def _take_back(self) -> None:
+        """Let go of the memory behind `PagePool.freed`."""
+
+
+class PageCount(SessionCache):
+    """Sessions of a shard without blocks: their pages are counted, as those of the shards beside it are, and hold nothing."""
+
+    def __init__(self, pages: int, *, page_tokens: int, context: int, sessions: int) -> None:
+        super().__init__(PagePool(pages, page_tokens, 0, sessions), context)
+
+    def _adopt(self, opening: Opening) -> None:
+        """There is nothing to copy."""
+
+    def _take_back(self) -> None:
+        self._pages.freed()

@@ -1,0 +1,162 @@
+"""The layers that a layer worker holds, and what its lane does with them. One thread at a time; every call blocks.
+
+Layers that are held together are one engine with one KV cache, and run as one. What runs them is all or nothing: if a step cannot run, none does.
+"""
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zrt.runtime.cluster.layer_sharing import CUDA_SHARE
+from zrt.runtime.compute.engine import Engine
+from zrt.runtime.compute.loading import read_engine
+from zrt.runtime.compute.turn import Work
+from zrt.runtime.compute.weight_sources import Source
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.spec import ModelSpec
+
+Blocks = tuple[int, int]
+"""First and last of a contiguous run, inclusive, global."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What became of a batch: `output` [Σn, hidden], or None and the fault of each step that kept it from running. `have`: the tokens then held."""
+
+    output: Tensor | None
+    have: list[int]
+    faults: list[ZrtError | None]
+
+
+def runs_of(layers: Sequence[int]) -> list[Blocks]:
+    """Ascending layers as contiguous runs."""
+    runs: list[Blocks] = []
+    for layer in layers:
+        if runs and runs[-1][1] + 1 == layer:
+            runs[-1] = (runs[-1][0], layer)
+        else:
+            runs.append((layer, layer))
+    return runs
+
+
+class HeldLayers:
+    """`engines` by the run each holds. They take and give hidden states [rows, `hidden`] of `dtype`."""
+
+    def __init__(self, engines: dict[Blocks, Engine]) -> None:
+        any_shard = next(iter(engines.values())).shard
+        self.dtype = any_shard.dtype
+        self.hidden = any_shard.spec.hidden_size
+        self._engines = engines
+        self._asked: tuple[list[int], list[Engine]] = [], []
+        """The layers of the last operation, which are those of the next as a rule, and their engines."""
+
+    @classmethod
+    def load(
+        cls,
+        spec: ModelSpec,
+        source: Source,
+        runs: Sequence[Blocks],
+        *,
+        dtype: torch.dtype,
+        kv_bytes: int,
+        context: int,
+        sessions: int,
+        device: str,
+    ) -> "HeldLayers":
+        """Read the runs, layers alone: embedding, norm and head stay with the master. `kv_bytes` are shared out by their layers.
+
+        ZrtError as read_engine, and bad_request for a layer that the model lacks.
+        """
+        for first, last in runs:
+            if last >= spec.num_blocks:
+                raise ZrtError("bad_request", f"layers {first}-{last}: this model has layers 0-{spec.num_blocks - 1}")
+        count = sum(last - first + 1 for first, last in runs)
+        return cls(
+            {
+                run: read_engine(
+                    spec,
+                    source,
+                    run,
+                    dtype=dtype,
+                    kv_bytes=kv_bytes * (run[1] - run[0] + 1) // count,
+                    context=context,
+                    sessions=sessions,
+                    device=device,
+                    ends=(False, False),
+                    gpu_memory=1 - CUDA_SHARE,  # what plans leave alone, whatever a block server may take
+                )
+                for run in runs
+            }
+        )
+
+    def chain(self, layers: Sequence[int]) -> list[Engine]:
+        """The engines that these layers, in this order, are. ZrtError bad_request: one is not held, or only as a part of more."""
+        if layers == self._asked[0]:
+            return self._asked[1]
+        engines, at = [], 0
+        while at < len(layers):
+            run = next((run for run in self._engines if run[0] <= layers[at] <= run[1]), None)
+            held = ", ".join(f"{first}-{last}" for first, last in self._engines)
+            if run is None:
+                raise ZrtError("bad_request", f"layer {layers[at]} is not held here; held are {held}")
+            whole = list(range(run[0], run[1] + 1))
+            if list(layers[at : at + len(whole)]) != whole:
+                raise ZrtError("bad_request", f"layer {layers[at]} runs together with {run[0]}-{run[1]} alone")
+            engines.append(self._engines[run])
+            at += len(whole)
+        self._asked = list(layers), engines
+        return engines
+
+    def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
+        """As Engine.open: what all of them hold."""
+        return min(engine.open(key, length, names, prompt) for engine in self._engines.values())
+
+    def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
+        """As Engine.close."""
+        for engine in self._engines.values():
+            engine.close(key, names)
+
+    def close_all(self) -> None:
+        """As Engine.close_all."""
+        for engine in self._engines.values():
+            engine.close_all()
+
+    @property
+    def engines(self) -> Collection[Engine]:
+        return self._engines.values()
+
+    def run(self, chain: Sequence[Engine], works: Sequence[Work]) -> Ran:
+        """Run the steps through a chain of engines, their rows [n, hidden] one after the other."""
+        output = None
+        for done, engine in enumerate(chain):
+            try:
+                result = engine.turn(works)
+            except BaseException:
+                self._undo(chain[:done], works)
+                raise
+            faults = [outcome.fault for outcome in result.outcomes]
+            if any(faults):
+                self._undo(
+                    chain[: done + 1], [work for work, fault in zip(works, faults, strict=True) if fault is None]
+                )
+                self._undo(chain[:done], [work for work, fault in zip(works, faults, strict=True) if fault is not None])
+                have = [min(each.have(work.key) for each in chain) for work in works]
+                return Ran(None, have, faults)
+            output = result.output
+            assert output is not None
+            if done + 1 < len(chain):
+                parts = torch.split(output, [work.n for work in works])
+                works = [
+                    Work(work.key, work.seq_pos, work.n, part, opens=work.opens)
+                    for work, part in zip(works, parts, strict=True)
+                ]
+        return Ran(output, [work.seq_pos + work.n for work in works], [None] * len(works))
+
+    def _undo(self, engines: Sequence[Engine], works: Sequence[Work]) -> None:
+        """Forget what these steps added."""
+        for engine in engines:
+            for work in works:
+                if engine.have(work.key) > work.seq_pos:
+                    engine.truncate(work.key, work.seq_pos)

@@ -1,0 +1,246 @@
+"""Where weights come from: safetensors files read by byte range, or tensors drawn from a config alone.
+
+A source fills tensors that the caller allocated, whole or in part, so nothing beyond one chunk is held besides them: files are read
+with `preadv` (never mapped), straight into the destination where dtypes agree, through one staging chunk where they do not.
+"""
+
+import hashlib
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.checkpoint.index import Inventory
+from zrt.runtime.models.checkpoint.safetensors import open_file
+
+CHUNK_BYTES: Final = 8 << 20
+RUN_BYTES: Final = 4 << 20  # of float32 drawn from one seed; another value makes other random models
+DRAWERS: Final = 16
+"""Threads that draw at once, if there are so many cores; each holds a run, and the one that is placed is one more."""
+FILE_DTYPES: Final = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+"""torch's name of each of `inventory.READABLE`."""
+
+Tick = Callable[[int], None]
+"""Called with the destination bytes just filled, at least once every `CHUNK_BYTES`; may raise to stop the read."""
+
+
+class Source(Protocol):
+    """Fills tensors by name."""
+
+    def matched(self, spec: ModelSpec) -> "tuple[Source, ModelSpec]":
+        """The source and the spec to load by: where a head is tied, the files have the last word on what it is tied to."""
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """`bad_model` or `unsupported` unless the source has tensor `name`, whole, in this shape and a dtype it can read. Reads no data."""
+
+    def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
+        """Fill `into` with the part of tensor `name` (`shape`, 1 or 2 dimensions) whose corner is (`row`, `column`).
+
+        `into` may have another float dtype, another device and strides. `bad_model` when the source cannot serve exactly that.
+        """
+
+
+class Checkpoint(Inventory):
+    """The safetensors files of a model folder, to be read. A file is open during a read alone."""
+
+    def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
+        """See `Source.read`."""
+        self.check(name, shape)
+        entry = self.entry(name)
+        dtype = FILE_DTYPES[entry.dtype]
+        full, part = _matrix_shape(shape), _as_matrix(into)
+        _check_part(name, full, part, row, column)
+        direct = dtype == into.dtype and into.device.type == "cpu" and part.is_contiguous()
+        width = part.shape[1] * dtype.itemsize
+        rows = _rows_a_chunk(part, width)
+        staging = None if direct else _Staging(rows, part.shape[1], dtype, into.device)
+        place = _Place(entry.begin, full[1] * dtype.itemsize, column * dtype.itemsize)
+        descriptor = open_file(entry.file)
+        try:
+            for start, stop in _chunks(part, width):
+                target = part[start:stop]
+                chunk = target if staging is None else staging.free(stop - start)
+                for lines, offset in place.runs(chunk, row + start):
+                    _read_exactly(descriptor, lines, offset, name, entry.file)
+                if staging is not None:
+                    staging.send(chunk, target)
+                tick(target.numel() * target.itemsize)
+        finally:
+            os.close(descriptor)
+            if staging is not None:
+                staging.end()
+
+
+class RandomCheckpoint:
+    """A model made from its config alone. Every tensor depends on its own name and shape, not on how the model is cut.
+
+    Numbers are uniform, with the standard deviation `spec.init_range`; those of norm weights are spread around 1, or
+    around 0 where a family keeps them as their difference from 1. A tensor is drawn in runs of rows, each from a seed of its own, so that a
+    part costs its own rows only. Uniform draws are exact on every machine.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spread = spec.init_range * 3**0.5
+        self._norm_center = 0.0 if spec.norms_plus_one else 1.0
+
+    def matched(self, spec: ModelSpec) -> tuple[Source, ModelSpec]:
+        """See `Source.matched`: it has what the spec asks for."""
+        return self, spec
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """See `Source.check`: it has every tensor, in every shape."""
+
+    def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
+        """See `Source.read`."""
+        full, part = _matrix_shape(shape), _as_matrix(into)
+        _check_part(name, full, part, row, column)
+        center = self._norm_center if name.endswith("norm.weight") else 0.0
+        run = max(1, RUN_BYTES // (full[1] * 4))
+
+        def draw(first: int, memory: Tensor) -> Tensor:
+            seed = hashlib.blake2b(f"{name}:{first}".encode(), digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(seed, "little", signed=True))
+            rows = memory[: full[0] - first]
+            return rows.uniform_(center - self._spread, center + self._spread, generator=generator)
+
+        def place(first: int, rows: Tensor) -> None:
+            start, stop = max(row, first), min(row + part.shape[0], first + rows.shape[0])
+            target = part[start - row : stop - row]
+            target.copy_(rows[start - first : stop - first, column : column + part.shape[1]].to(into.dtype))
+            tick(target.numel() * target.itemsize)
+
+        runs = range(row // run * run, row + part.shape[0], run)
+        if len(runs) == 1:
+            place(runs[0], draw(runs[0], _pages(run, full[1])))
+            return
+        drawers = min(DRAWERS, len(os.sched_getaffinity(0)))
+        free = [_pages(run, full[1]) for _ in range(min(drawers + 1, len(runs)))]
+        pool = ThreadPoolExecutor(drawers, "draw")
+        drawn: deque[tuple[int, Tensor, Future[Tensor]]] = deque()
+
+        def place_first() -> None:
+            begin, memory, rows = drawn.popleft()
+            place(begin, rows.result())
+            free.append(memory)
+
+        try:
+            for first in runs:
+                if not free:
+                    place_first()
+                memory = free.pop()
+                drawn.append((first, memory, pool.submit(draw, first, memory)))
+            while drawn:
+                place_first()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _pages(rows: int, width: int) -> Tensor:
+    """float32 [rows, width], 0, in pages of its own, which the system has back when it is dropped. What threads allocate and free, malloc keeps
+    for each of them."""
+    return torch.frombuffer(mmap.mmap(-1, rows * width * 4, mmap.MAP_PRIVATE), dtype=torch.float32).view(rows, width)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`: `model.safetensors`, else the files its index names. `bad_model` when there is neither."""
+    return Checkpoint.open(folder)
+
+
+class _Staging:
+    """Where chunks wait that cannot be read straight into a tensor. On the way to a GPU there are two: one is read while the other travels."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._device = device
+        self._chunks = [torch.empty(rows, width, dtype=dtype, pin_memory=on_gpu) for _ in range(2 if on_gpu else 1)]
+        self._sent = [torch.cuda.Event() for _ in self._chunks] if on_gpu else []
+        self._turn = 0
+
+    def free(self, rows: int) -> Tensor:
+        """So many rows to be written to."""
+        if self._sent:
+            self._sent[self._turn].synchronize()
+        return self._chunks[self._turn][:rows]
+
+    def send(self, chunk: Tensor, target: Tensor) -> None:
+        """Start the copy of what `free` gave."""
+        target.copy_(chunk, non_blocking=True)
+        if self._sent:
+            self._sent[self._turn].record(torch.cuda.current_stream(self._device))
+        self._turn = (self._turn + 1) % len(self._chunks)
+
+    def end(self) -> None:
+        """All that was sent has come."""
+        for sent in self._sent:
+            sent.synchronize()
+
+
+class _Place(NamedTuple):
+    """A matrix in a file: where it begins, and the bytes of a row and of what stands before the wanted columns in it."""
+
+    begin: int
+    row_bytes: int
+    skipped: int
+
+    def runs(self, into: Tensor, row: int) -> Iterator[tuple[Tensor, int]]:
+        """The parts of `into`, rows from `row` on, that each lie in one piece in the file, with the offset of each."""
+        offset = self.begin + row * self.row_bytes + self.skipped
+        if into.shape[1] * into.itemsize == self.row_bytes:
+            yield into, offset
+            return
+        for number, part in enumerate(into.unbind(0)):
+            yield part, offset + number * self.row_bytes
+
+
+def _read_exactly(descriptor: int, into: Tensor, offset: int, name: str, file: Path) -> None:
+    """Fill a contiguous CPU tensor from the file; `preadv` holds no GIL."""
+    view = into.view(torch.uint8).flatten().numpy().data
+    done = 0
+    while done < len(view):
+        try:
+            count = os.preadv(descriptor, [view[done:]], offset + done)
+        except OSError as error:
+            raise ZrtError("bad_model", f"reading tensor {name} from {file} failed: {error.strerror}") from error
+        if count == 0:
+            raise ZrtError("bad_model", f"tensor {name} in {file} is cut off: the file ended while it was read")
+        done += count
+
+
+def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    return (shape[0], shape[1]) if len(shape) == 2 else (shape[0], 1)
+
+
+def _as_matrix(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 2 else tensor.unsqueeze(1)
+
+
+def _check_part(name: str, full: tuple[int, int], part: Tensor, row: int, column: int) -> None:
+    if row < 0 or column < 0 or row + part.shape[0] > full[0] or column + part.shape[1] > full[1]:
+        raise ZrtError(
+            "internal", f"tensor {name} {list(full)} has no part {list(part.shape)} at row {row}, column {column}"
+        )
+
+
+def _rows_a_chunk(part: Tensor, row_bytes: int) -> int:
+    """Rows that keep both what is read and what is filled within a chunk."""
+    return max(1, min(part.shape[0], CHUNK_BYTES // max(row_bytes, part.shape[1] * part.itemsize, 1)))
+
+
+def _chunks(part: Tensor, row_bytes: int) -> Iterator[tuple[int, int]]:
+    step = _rows_a_chunk(part, row_bytes)
+    for start in range(0, part.shape[0], step):
+        yield start, min(start + step, part.shape[0])

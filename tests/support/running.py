@@ -1,0 +1,164 @@
+"""`zrt up` as a user runs it: a real process with real children, on a free port, with a home of its own."""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+READY_S = 90.0
+END_S = 20.0
+
+
+@dataclass
+class Running:
+    """`zrt up` and what it said. `home` is its $ZRT_HOME."""
+
+    process: subprocess.Popen[str]
+    endpoint: str
+    home: Path
+
+    def zrt(self, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Another command against this cluster."""
+        return run_zrt(*words, home=self.home, timeout=timeout)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The cluster's processes by actor name."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            with suppress(psutil.Error):
+                words = child.cmdline()
+                if words[3:4] not in (["actor"], ["worker"]):
+                    continue  # it is being started, or is just ending
+                found[words[words.index("--name") + 1] if "--name" in words else words[4]] = child
+        return found
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        """Signal it and wait: its exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(END_S)
+
+
+def run_zrt(*words: str, home: Path, timeout: float = 60.0, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. `stdin` is what it reads there; None: nothing, it is closed."""
+    command = [sys.executable, "-m", "zrt.runtime.cli.main", *words]
+    if stdin is None:
+        command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    how = {
+        "input": stdin,
+        "timeout": timeout,
+        "env": environment(home),
+        "encoding": "utf-8",
+        "errors": "surrogateescape",
+    }
+    return subprocess.run(command, capture_output=True, check=False, **how)
+
+
+def start_zrt(*words: str, home: Path, **extra: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "zrt.runtime.cli.main", *words]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(home) | extra,
+        pass_fds=[int(fd) for name, fd in extra.items() if name.endswith("_FD")],
+        preexec_fn=_as_from_a_shell,
+    )
+
+
+SHELLS_DESCRIPTORS = 1024
+
+
+def _as_from_a_shell() -> None:
+    """Whoever runs the tests in the background ignores Ctrl-C, and so would their children; and may have been given more descriptors."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (SHELLS_DESCRIPTORS, hard))
+
+
+def begun(process: subprocess.Popen[str]) -> str:
+    """The first byte of its answer, read so that the rest stays for `communicate`."""
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 1).decode()
+    assert first, "there was no answer"
+    return first
+
+
+@contextmanager
+def running(*words: str, home: Path) -> Iterator[Running]:
+    """A ready cluster; killed with all its processes if the test left it running."""
+    reader, writer = os.pipe()
+    with open(reader) as pipe:
+        process = start_zrt("up", *words, home=home, ZRT_READY_FD=str(writer))
+        os.close(writer)
+        family = psutil.Process(process.pid)
+        try:
+            line = pipe.readline()
+            if not line:
+                raise AssertionError(f"zrt up ended with {process.wait(END_S)}: {process.stderr.read()}")
+            yield Running(process, json.loads(line)["endpoint"], home)
+        finally:
+            if process.poll() is None:
+                left = family.children(recursive=True)
+                process.kill()
+                psutil.wait_procs([psutil.Process(process.pid), *left], END_S)
+            process.communicate()
+
+
+def family(home: Path) -> list[psutil.Process]:
+    """Every process of the clusters that were started with this home: children inherit it, whoever their parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("ZRT_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def gone(processes: Sequence[psutil.Process], within: float = 5.0) -> bool:
+    """Whether all of them ended in time."""
+    return not psutil.wait_procs(processes, within)[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def environment(home: Path) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ZRT_")}
+    return clean | {"ZRT_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+
+
+GREEDY = ["generate", "--token-ids", "1,2,3", "--temperature", "0"]
+
+
+@contextmanager
+def answering(cluster: Running, tokens: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A greedy generation that has begun, and the first character of its answer."""
+    process = start_zrt(*GREEDY, "--max-tokens", str(tokens), home=cluster.home)
+    try:
+        yield process, begun(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def slow_model(folder: Path) -> Path:
+    """A model of random weights, which take a while to make."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 8}
+    sizes |= {"vocab_size": 160, "max_position_embeddings": 1 << 16}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    return folder
