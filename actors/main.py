@@ -60,14 +60,14 @@ def run_coordinator(read: Callable[[], "Conf"], *, port_s: float, cluster: str) 
 
     def make() -> "Coordinator":
         from zrt.actors.coordinator.coordinator import Coordinator
-        from zrt.actors.coordinator.sessions.requests import Prompts
+        from zrt.actors.coordinator.sessions.requests import Requests
         from zrt.runtime.models.architecture.spec import read_spec
         from zrt.runtime.models.fetch.resolve import resolve
 
         conf = read()
         folder = resolve(conf.model.ref, weights=conf.model.weights == "files")
         spec = read_spec(folder)
-        prompts = Prompts(folder, spec, min(conf.model.context, spec.max_positions))
+        prompts = Requests(folder, spec, min(conf.model.context, spec.max_positions))
         return Coordinator(conf, folder, spec, prompts, cluster=cluster, port_s=port_s)
 
     _run(make)

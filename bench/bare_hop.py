@@ -4,7 +4,7 @@
 
 One process asks, the other answers, 2.3 KB each way over loopback; between two messages each reads the weights of some blocks of the demo model, one
 product after the other. Microseconds, the median over all hops, of there and back less what the other computed, by its own clock:
-`tcp`: blocking TCP in the thread that computes; `zeromq`: DEALER and ROUTER there; `lanes`: DEALER and ROUTER on uvloop, and beside it, in both
+`tcp`: blocking TCP in the thread that computes; `zeromq`: DEALER and ROUTER there; `executors`: DEALER and ROUTER on uvloop, and beside it, in both
 processes, a thread that computes.
 """
 
@@ -53,7 +53,7 @@ class Blocks:
         return SPENT.pack(spent) + row
 
 
-class Lane:
+class ComputeExecutor:
     """A thread that makes its blocks and runs what it is given; answered on the loop."""
 
     def __init__(self, count: int) -> None:
@@ -106,11 +106,11 @@ def answer(mode: str) -> None:
             router.send_multipart([name, blocks.answer(message)])
 
     async def serve() -> None:
-        lane = Lane(ANSWERER)
+        executor = ComputeExecutor(ANSWERER)
         tasks = set()
 
         async def reply(name: bytes, message: bytes) -> None:
-            router.send_multipart([name, await lane.run(Blocks.answer, message)])
+            router.send_multipart([name, await executor.run(Blocks.answer, message)])
             look()
 
         def take(frames: list[bytes]) -> None:
@@ -137,10 +137,10 @@ async def hops(count: int, run: Callable[[bytes], Awaitable[bytes]], hop: Callab
 
 
 async def ask(mode: str, port: int, count: int) -> float:
-    if mode == "lanes":
+    if mode == "executors":
         dealer = zmq.Context().socket(zmq.DEALER)
         dealer.connect(f"tcp://127.0.0.1:{port}")
-        lane, loop = Lane(ASKER), asyncio.get_running_loop()
+        executor, loop = ComputeExecutor(ASKER), asyncio.get_running_loop()
         waits: list[asyncio.Future[bytes]] = []
         look = on_loop(dealer, lambda frames: waits.pop().set_result(frames[0]))
 
@@ -151,7 +151,7 @@ async def ask(mode: str, port: int, count: int) -> float:
             return await waits[0]
 
         async def run(row: bytes) -> bytes:
-            return (await lane.run(Blocks.run, row))[0]
+            return (await executor.run(Blocks.run, row))[0]
 
         return await hops(count, run, hop)
 
@@ -189,14 +189,14 @@ def measure(mode: str, count: int) -> float:
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--hops", type=int, default=300)
-    words.add_argument("--answer", choices=["tcp", "zeromq", "lanes"], help=argparse.SUPPRESS)
+    words.add_argument("--answer", choices=["tcp", "zeromq", "executors"], help=argparse.SUPPRESS)
     asked = words.parse_args()
     if asked.answer:
         answer(asked.answer)
     elif "GOMP_SPINCOUNT" not in os.environ:  # read once, when torch is loaded
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"GOMP_SPINCOUNT": SPIN})
     else:
-        print(json.dumps({mode: round(measure(mode, asked.hops + WARM_UP)) for mode in ("tcp", "zeromq", "lanes")}))
+        print(json.dumps({mode: round(measure(mode, asked.hops + WARM_UP)) for mode in ("tcp", "zeromq", "executors")}))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python bench/gpu_parts.py [--sessions N ...] [--blocks N] [--prompts]
 
-The model has Qwen3-8B's shape, random weights, bfloat16; sessions have 512 tokens of context. `engine_ms` is a step as the lane sees it, without
+The model has Qwen3-8B's shape, random weights, bfloat16; sessions have 512 tokens of context. `engine_ms` is a step as the executor sees it, without
 the profiler. The shares are of a step's time on the device under the profiler: for each kind of kernel the time in which one of them runs and
 none of a kind named before it (dependent launches overlap), and `gaps`, in which none does. With `--prompts` it is turns of prompts instead, in ms,
 after histories of several lengths. Prints one JSON object.

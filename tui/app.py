@@ -25,7 +25,7 @@ from zrt.tui.palette import Commands
 from zrt.tui.plots import Plots
 from zrt.tui.rows import clean
 from zrt.tui.screens import Chat, Confirm, Page
-from zrt.tui.state import State
+from zrt.tui.state import MonitorState
 from zrt.tui.status import as_json
 from zrt.tui.tables import DRAINS, EVENTS, ORDERS, REPLIES, SESSIONS, clock, events, sessions
 from zrt.tui.tree import TREE, Node, nodes
@@ -53,7 +53,7 @@ class Top(App[None]):
 
     def __init__(self, endpoint: str, folder: Path) -> None:
         super().__init__()
-        self.state = State()
+        self.state = MonitorState()
         self.feed = Feed(endpoint, self._take)
         self.paused = False
         self._folder = folder

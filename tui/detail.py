@@ -15,7 +15,7 @@ from zrt.runtime.messages.client import Cluster, Finished, Piece
 from zrt.runtime.messages.cluster import Happened, SessionInfo
 from zrt.tui.feed import Feed
 from zrt.tui.rows import bar, clean, sparkline
-from zrt.tui.state import State
+from zrt.tui.state import MonitorState
 from zrt.tui.tables import clock
 
 DRAW_S = 0.25
@@ -38,7 +38,7 @@ class Detail(ModalScreen[None]):
         Binding("y", "copy", "copy its text"),
     ]
 
-    def __init__(self, feed: Feed, state: State, session: int) -> None:
+    def __init__(self, feed: Feed, state: MonitorState, session: int) -> None:
         super().__init__()
         self.session = session
         self._feed = feed

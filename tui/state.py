@@ -13,7 +13,7 @@ POINTS: Final = 300
 POINT_MS: Final = 1000
 
 
-class State:
+class MonitorState:
     """`cluster` is None until the first snapshot. `pace` holds a point a second: tokens a second, and live sessions."""
 
     def __init__(self) -> None:

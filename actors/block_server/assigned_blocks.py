@@ -11,9 +11,9 @@ from zrt.actors.block_server.backend import Backend, LocalBackend
 from zrt.actors.block_server.layer_lending.lending import Lending
 from zrt.actors.block_server.layer_lending.lending_backend import Progress
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
-from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.runtime.actor.actor_process import leave
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.loading import load_engine
@@ -25,7 +25,7 @@ from zrt.runtime.models.fetch.resolve import resolve
 log = logging.getLogger(__name__)
 
 STUCK_STATUS: Final = 75
-"""The exit of a leader whose lane does not come back from a broken group."""
+"""The exit of a leader whose executor does not come back from a broken group."""
 REBUILDS: Final = 5
 """How often a group of ranks is begun before its stage is failed."""
 REBUILD_PAUSE_S: Final = 0.5
@@ -44,7 +44,7 @@ class AssignedBlocks:
     def __init__(
         self,
         actor: Member,
-        lane: Lane,
+        executor: ComputeExecutor,
         *,
         device: str,
         threads: int,
@@ -53,10 +53,10 @@ class AssignedBlocks:
     ) -> None:
         self.assignment: Assignment | None = None
         self.group: RankGroup | None = None
-        self.record: GroupRecord | None = None
-        self.lending = Lending(actor, lane, device, lost, told)
+        self.record: GroupStats | None = None
+        self.lending = Lending(actor, executor, device, lost, told)
         self._actor = actor
-        self._lane = lane
+        self._executor = executor
         self._device = device
         self._threads = threads
         self._lost = lost
@@ -66,7 +66,7 @@ class AssignedBlocks:
     def assign(self, assignment: Assignment) -> None:
         """What is still being loaded of an earlier one breaks off."""
         self.assignment = assignment
-        self.record = GroupRecord(assignment.tp, os.getpid()) if assignment.tp > 1 else None
+        self.record = GroupStats(assignment.tp, os.getpid()) if assignment.tp > 1 else None
 
     def progress(self) -> LoadProgress | None:
         """How far the load is; None: nothing is assigned."""
@@ -131,11 +131,11 @@ class AssignedBlocks:
                 cancelled=cancelled,
             )
 
-        return LocalBackend(self._lane, await self._lane.run(load))
+        return LocalBackend(self._executor, await self._executor.run(load))
 
     async def _load_group(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
         """As leader of `tp` ranks. One that breaks meanwhile is built again, a few times."""
-        folder = await self._lane.run(resolve, assignment.model, weights=assignment.weights == "files")
+        folder = await self._executor.run(resolve, assignment.model, weights=assignment.weights == "files")
         record = self.record
         if record is None:
             raise ZrtError("internal", "no ranks are assigned", self._actor.name)
@@ -144,7 +144,7 @@ class AssignedBlocks:
                 await asyncio.sleep(REBUILD_PAUSE_S * attempt)
             group = self.group = RankGroup(
                 self._actor,
-                self._lane,
+                self._executor,
                 record,
                 device=self._device,
                 threads=max(1, self._threads // assignment.tp),
@@ -164,15 +164,15 @@ class AssignedBlocks:
         raise AssertionError("the last attempt returns or raises")
 
     async def _load_lent(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
-        folder = await self._lane.run(resolve, assignment.model, weights=assignment.weights == "files")
+        folder = await self._executor.run(resolve, assignment.model, weights=assignment.weights == "files")
         return await self.lending.load(folder, assignment, progress, cancelled)
 
     def _on_captured(self, done: int, total: int) -> None:
-        """From the lane."""
+        """From the executor."""
         self._captured = done, total
         self._loop.call_soon_threadsafe(self._told)
 
 
 def _stuck() -> None:
-    """The lane waits in an operation that nothing ends: only a new process helps. Our ranks end with us."""
+    """The executor waits in an operation that nothing ends: only a new process helps. Our ranks end with us."""
     leave(STUCK_STATUS)

@@ -16,7 +16,7 @@ from zrt.actors.block_server.step_queue import Waiting
 from zrt.actors.block_server.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Bare
-from zrt.runtime.actor.log_limiter import Complaints
+from zrt.runtime.actor.log_limiter import LogLimiter
 from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.tensors import to_bytes
 from zrt.runtime.compute.turn import Outcome, Work
@@ -64,7 +64,7 @@ class BareSessions:
         self._loop = loop
         self._ready = ready
         self._sessions: dict[BareKey, BareSession] = {}  # least recently used first
-        self._complaints = Complaints(actor.name)
+        self._complaints = LogLimiter(actor.name)
         self._drains = drains
 
     def __len__(self) -> int:

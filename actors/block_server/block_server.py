@@ -10,7 +10,7 @@ With `tp` in its assignment it leads that many ranks (group.py), and all of them
 With `lend`, or `helped`, it is the master of layer workers (lending.py), which run some of its blocks.
 
 The loop keeps the sessions (routed_sessions.py, bare_sessions.py), the queue of steps (turn_loop.py) and what serves (assigned_blocks.py);
-tensors, KV and weights belong to the lane (compute/engine.py).
+tensors, KV and weights belong to the executor (compute/engine.py).
 """
 
 import logging
@@ -22,7 +22,7 @@ import torch
 from zrt.actors.block_server.assigned_blocks import AssignedBlocks
 from zrt.actors.block_server.bare_sessions import BareSessions, BareStep
 from zrt.actors.block_server.routed_sessions import RoutedSessions
-from zrt.actors.block_server.row_channels import Handovers
+from zrt.actors.block_server.row_channels import RowChannels
 from zrt.actors.block_server.step_queue import Waiting
 from zrt.actors.block_server.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor.envelope import Envelope
@@ -82,10 +82,10 @@ class BlockServer(Member):
             passing=self._passing,
             deliver=self._deliver,
         )
-        self._handovers = Handovers(self, self.turns.lane)
+        self._handovers = RowChannels(self, self.turns.executor)
         self.blocks = AssignedBlocks(
             self,
-            self.turns.lane,
+            self.turns.executor,
             device=device,
             threads=threads[0],
             lost=self._on_blocks_lost,
@@ -114,7 +114,7 @@ class BlockServer(Member):
         self.turns.take_backend(None, 1)
         await self.blocks.end()
         await super().stop()
-        self.turns.lane.close()
+        self.turns.executor.close()
 
     # ---- membership ---------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ QUIET_S: Final = 1.0
 """After so long without a decode, nobody waits for one."""
 
 
-class Pace:
+class PrefillBudget:
     """Learns from each turn what a decode turn and a prompt token cost; `most` and `least` are the bounds in tokens. Times in seconds."""
 
     def __init__(self, most: int, least: int = LEAST) -> None:

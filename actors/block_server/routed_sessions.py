@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from zrt.actors.block_server.backend import Backend
-from zrt.actors.block_server.row_channels import Handovers
-from zrt.actors.block_server.row_transfer import Onward, rows_of
+from zrt.actors.block_server.row_channels import RowChannels
+from zrt.actors.block_server.row_transfer import RowTransfer, rows_of
 from zrt.actors.block_server.stage_session import StageSession
 from zrt.actors.block_server.step_queue import Waiting
 from zrt.actors.block_server.turn_loop import Turn, TurnLoop
 from zrt.runtime.actor.envelope import Envelope
-from zrt.runtime.actor.log_limiter import Complaints
+from zrt.runtime.actor.log_limiter import LogLimiter
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.sampler import Picked, Sampler
@@ -62,15 +62,15 @@ class RoutedSessions:
         loop: TurnLoop,
         ready: Callable[[], Holding],
         make_room: Callable[[], Awaitable[bool]],
-        handovers: Handovers,
+        handovers: RowChannels,
     ) -> None:
         self._actor = actor
         self._handovers = handovers
-        self._onward = Onward(actor, handovers, loop.tally, self._steps_failed)
+        self._onward = RowTransfer(actor, handovers, loop.tally, self._steps_failed)
         self._loop = loop
         self._ready = ready
         self._make_room = make_room
-        self._complaints = Complaints(actor.name)
+        self._complaints = LogLimiter(actor.name)
         self._sessions: dict[int, StageSession] = {}
         self._encode_us = 0
         actor.obey(Open, self._on_open)
@@ -96,7 +96,7 @@ class RoutedSessions:
     # ---- what arrives -------------------------------------------------------------------------------------------
 
     def _on_open(self, envelope: Envelope) -> Awaitable[Control]:
-        """Known from here on, so that a close that comes right behind finds it; the lane's part follows."""
+        """Known from here on, so that a close that comes right behind finds it; the executor's part follows."""
         message = envelope.body
         assert isinstance(message, Open)
         engine = self._ready()

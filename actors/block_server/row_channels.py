@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from zrt.runtime.actor.envelope import Envelope
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.cuda import stream_flags
 from zrt.runtime.compute.engine import Holding
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 MOST_INLETS = 64
 
 
-class Handovers:
-    """Of one block server, whose lane computes. `near` is the machine's name while turns can hand over, empty otherwise."""
+class RowChannels:
+    """Of one block server, whose executor computes. `near` is the machine's name while turns can hand over, empty otherwise."""
 
-    def __init__(self, actor: Member, lane: Lane) -> None:
+    def __init__(self, actor: Member, executor: ComputeExecutor) -> None:
         self.near = ""
         self._actor = actor
-        self._lane = lane
+        self._executor = executor
         self._place_bytes = 0
         self._offered: set[int] = set()  # incarnations that know that we could
         self._takers: set[int] = set()  # those that take what we hand over
@@ -66,7 +66,7 @@ class Handovers:
     async def _prepare(self, outlet: Outlet) -> None:
         """Offer it once it is known to work here."""
         try:
-            await self._lane.run(outlet.prepare)
+            await self._executor.run(outlet.prepare)
         except (ZrtError, OSError) as error:
             log.warning("%s: rows travel as bytes: %s", self._actor.name, error)
         else:
@@ -202,12 +202,12 @@ class Handovers:
             os.close(inlet.pid_fd)
 
     def _in_lane(self, fn: Callable[[], None], then: Callable[[], None] = lambda: None) -> None:
-        """What is done with memory, after what the lane has given the device to do with it."""
+        """What is done with memory, after what the executor has given the device to do with it."""
 
         async def run() -> None:
             try:
-                with suppress(ZrtError):  # the lane is closed, and the process ends
-                    await self._lane.run(fn)
+                with suppress(ZrtError):  # the executor is closed, and the process ends
+                    await self._executor.run(fn)
             finally:
                 then()
 

@@ -7,7 +7,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from zrt.actors.block_server.row_channels import Handovers
+from zrt.actors.block_server.row_channels import RowChannels
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.tensors import as_dtype, from_bytes, to_bytes
@@ -20,11 +20,11 @@ from zrt.runtime.messages.stats import Load
 SEND_DEADLINE_S = 30.0  # how long a full outbox to the next stage may stay full
 
 
-class Onward:
+class RowTransfer:
     """What is bound for one stage travels as one message. `failed` hears of steps that cannot be sent; `tally` counts."""
 
     def __init__(
-        self, actor: Member, handovers: Handovers, tally: Load, failed: Callable[[Sequence[Step], ZrtError], None]
+        self, actor: Member, handovers: RowChannels, tally: Load, failed: Callable[[Sequence[Step], ZrtError], None]
     ) -> None:
         self._actor = actor
         self._handovers = handovers

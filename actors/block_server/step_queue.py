@@ -44,7 +44,7 @@ MEMORY: Final = 0.2
 """Weight of the newest measurement."""
 
 
-class TurnQueue:
+class StepQueue:
     """The steps that wait: a queue a session, the sessions of each slot in order of arrival. Slots take turns. Times in seconds."""
 
     def __init__(self) -> None:

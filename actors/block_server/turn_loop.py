@@ -1,4 +1,4 @@
-"""A block server's loop of turns: take what waits, run it as one forward in the lane, hand the results on."""
+"""A block server's loop of turns: take what waits, run it as one forward in the executor, hand the results on."""
 
 import asyncio
 import logging
@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from zrt.actors.block_server.backend import Backend, LocalBackend
-from zrt.actors.block_server.prefill_budget import LEAST, LEAST_ON_GPU, Crowd, Pace
-from zrt.actors.block_server.step_queue import TurnQueue, Waiting
-from zrt.runtime.actor.executor import Lane
+from zrt.actors.block_server.prefill_budget import LEAST, LEAST_ON_GPU, Crowd, PrefillBudget
+from zrt.actors.block_server.step_queue import StepQueue, Waiting
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.devices import out_of_memory
 from zrt.runtime.compute.engine import Engine, Holding
 from zrt.runtime.compute.turn import Outcome, Passing, TurnResult, Work
@@ -30,7 +30,7 @@ PARKED_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn that ran: its steps, what became of each, and its clock (`started` monotonic seconds, `spent_us` in the lane)."""
+    """One turn that ran: its steps, what became of each, and its clock (`started` monotonic seconds, `spent_us` in the executor)."""
 
     engine: Holding
     steps: list[Waiting]
@@ -40,11 +40,11 @@ class Turn:
 
 
 class TurnLoop:
-    """The queue of steps and the lane. `work` says how a waiting step is to be run, `passing` where a turn's results go while it runs (None:
-    nowhere), `deliver` gets each turn's results. `lives` as the lane's.
+    """The queue of steps and the executor. `work` says how a waiting step is to be run, `passing` where a turn's results go while it runs (None:
+    nowhere), `deliver` gets each turn's results. `lives` as the executor's.
 
     `threads` are those of a turn while one slot is at work, and so one stage at a time, and while several are, which keep all stages busy.
-    The engine is the lane's: whatever touches it runs there, between turns.
+    The engine is the executor's: whatever touches it runs there, between turns.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class TurnLoop:
     ) -> None:
         self.tally = Load()
         self.backend: Backend | None = None
-        self.lane = Lane(name, lives)
+        self.executor = ComputeExecutor(name, lives)
         self.running: list[Waiting] = []
         """The steps of the turn that runs now."""
         self._work = work
         self._passing = passing
         self._deliver = deliver
-        self._queue = TurnQueue()
+        self._queue = StepQueue()
         self._parked: dict[Hashable, list[Waiting]] = {}
         self._parked_since = 0.0
-        self._pace = Pace(1)
+        self._pace = PrefillBudget(1)
         self._crowd = Crowd()
         self._threads = threads
         self._wake = asyncio.Event()
@@ -84,10 +84,10 @@ class TurnLoop:
         """Serve this one from now on; what waits for another is dropped. `chunk` is the most prompt tokens of a turn."""
         self.backend = backend
         self._wake.set()  # it lets go of the one before
-        self._queue = TurnQueue()
+        self._queue = StepQueue()
         self._parked.clear()
         on_gpu = backend is not None and backend.engine.shard.device.type == "cuda"
-        self._pace = Pace(chunk, LEAST_ON_GPU if on_gpu else LEAST)
+        self._pace = PrefillBudget(chunk, LEAST_ON_GPU if on_gpu else LEAST)
 
     def add(self, step: Waiting) -> None:
         self._queue.add(step)

@@ -18,16 +18,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from zrt.actors.coordinator.event_log import Journal
+from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.drains import Drains
-from zrt.actors.coordinator.fleet.membership import Registry
+from zrt.actors.coordinator.fleet.membership import Membership
 from zrt.actors.coordinator.fleet.roster import Roster
 from zrt.actors.coordinator.metrics import exposition
 from zrt.actors.coordinator.metrics_server import MetricsServer
 from zrt.actors.coordinator.sessions.admission import Admission
 from zrt.actors.coordinator.sessions.delivery import caller_name
 from zrt.actors.coordinator.sessions.generations import Generations
-from zrt.actors.coordinator.sessions.requests import Prompts
+from zrt.actors.coordinator.sessions.requests import Requests
 from zrt.actors.coordinator.subscribers import Subscribers
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.actor_process import DOWN_STATUS
@@ -79,7 +79,7 @@ class Coordinator(Actor):
     """
 
     def __init__(
-        self, conf: Conf, folder: Path, spec: ModelSpec, prompts: Prompts, *, cluster: str = "", port_s: float = 0.0
+        self, conf: Conf, folder: Path, spec: ModelSpec, prompts: Requests, *, cluster: str = "", port_s: float = 0.0
     ) -> None:
         reached = conf.cluster
         super().__init__("coordinator", listen=reached.listen, advertise=reached.advertise, limit=MAX_CLIENT_FRAME)
@@ -89,7 +89,7 @@ class Coordinator(Actor):
         self.roster = self._roster()
         self.cluster = cluster or secrets.token_hex(8)
         self._has_parent = bool(cluster)
-        self.happened = Journal()
+        self.happened = EventLog()
         self._port_s = port_s
         self.template = self._template(folder)
         admission = Admission(
@@ -111,7 +111,7 @@ class Coordinator(Actor):
             happened=self.happened,
         )
         self._subscribers = Subscribers(self, lambda: self._cluster(""), self.happened)
-        self.registry = Registry(
+        self.registry = Membership(
             self,
             conf,
             self.roster,

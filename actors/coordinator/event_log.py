@@ -14,7 +14,7 @@ KEPT: Final = 400
 Kind = Literal["state", "death", "reroute", "rebuild", "preemption", "drain", "down", "refusal", "error"]
 
 
-class Journal:
+class EventLog:
     """`errors` counts what clients were told, by kind; `last` is the newest entry's serial."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from zrt.actors.coordinator.event_log import Journal
+from zrt.actors.coordinator.event_log import EventLog
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Bare
 from zrt.runtime.errors import ZrtError
@@ -42,7 +42,7 @@ class Subscriber:
 class Subscribers:
     """`snapshot()` is the cluster now, but for what `happened`."""
 
-    def __init__(self, actor: Actor, snapshot: Callable[[], Cluster], happened: Journal) -> None:
+    def __init__(self, actor: Actor, snapshot: Callable[[], Cluster], happened: EventLog) -> None:
         self._actor = actor
         self._snapshot = snapshot
         self._happened = happened

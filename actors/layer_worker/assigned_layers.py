@@ -1,4 +1,4 @@
-"""The layers a worker is assigned: of which model, which ones, their files, and themselves once they are loaded. Its lane's; every call blocks."""
+"""The layers a worker is assigned: of which model, which ones, their files, and themselves once they are loaded. Its executor's; every call blocks."""
 
 import logging
 import socket
@@ -10,7 +10,7 @@ from zrt.runtime.cluster.layer_sharing import ranges
 from zrt.runtime.cluster.memory import BLOCK_SERVER_BYTES
 from zrt.runtime.compute.devices import device_memory
 from zrt.runtime.compute.engine import given_back
-from zrt.runtime.compute.layer_engine import HeldLayers, runs_of
+from zrt.runtime.compute.layer_engine import LayerEngine, runs_of
 from zrt.runtime.compute.layer_time import layer_time
 from zrt.runtime.compute.tensors import DTYPES
 from zrt.runtime.compute.weight_sources import Checkpoint, RandomCheckpoint
@@ -40,7 +40,7 @@ class AssignedLayers:
     `moved` hears of loading, ready, and blank where loading failed."""
 
     def __init__(self, cache: Path, device: str, memory_bytes: int, moved: Callable[[ActorState], None]) -> None:
-        self.held: HeldLayers | None = None
+        self.held: LayerEngine | None = None
         self._cache = cache
         self._device = device
         self._memory_bytes = memory_bytes
@@ -51,7 +51,7 @@ class AssignedLayers:
         self._held_as: tuple[PrepareLayers, list[int], str] | None = None
         self._measured: dict[tuple[str, str], int] = {}  # layer times, by config and dtype
 
-    def loaded(self) -> HeldLayers:
+    def loaded(self) -> LayerEngine:
         """ZrtError model_not_loaded."""
         if self.held is None:
             raise ZrtError("model_not_loaded", "no layers are loaded: PrepareLayers and LayerAssignment come first")
@@ -117,7 +117,7 @@ class AssignedLayers:
         return ModelDataTaken(self._store.take(message.filename, message.offset, message.total_size, message.data))
 
     def load(self) -> LayerTraffic:
-        """Read them, once all files are there. ZrtError bad_request, and as LayerStore.files and HeldLayers.load."""
+        """Read them, once all files are there. ZrtError bad_request, and as LayerStore.files and LayerEngine.load."""
         prepared = self._prepared
         if prepared is None or not self._layers:
             raise ZrtError("bad_request", "ModelDataDone: no assignment waits for data")
@@ -135,14 +135,14 @@ class AssignedLayers:
         log.info("holds layers %s", ranges(self._layers))
         return WorkerReady()
 
-    def _read(self, prepared: PrepareLayers) -> HeldLayers:
+    def _read(self, prepared: PrepareLayers) -> LayerEngine:
         spec = spec_from_config(parse_config(prepared.config_json))
         source: Checkpoint | RandomCheckpoint = RandomCheckpoint(spec)
         if self._store is not None:
             source = Checkpoint.of(self._store.files())
             if self._store.manifest is None or self._store.manifest.config != digest(prepared.config_json.encode()):
                 raise ZrtError("bad_request", "the manifest is of another config.json than PrepareLayers")
-        return HeldLayers.load(
+        return LayerEngine.load(
             spec,
             source,
             [(layer, layer) for layer in self._layers] if prepared.single else runs_of(self._layers),

@@ -1,7 +1,7 @@
 """A layer worker: holds single layers of a model for a block server, its master, which may be on another machine.
 
 Receives from its master, and bare from any peer: the messages of messages/layers.py; sends one answer to each, in the order they came.
-Sends to the coordinator: Register, Beat. The loop answers Hello, so that a worker is heard while it computes; all else is the lane's.
+Sends to the coordinator: Register, Beat. The loop answers Hello, so that a worker is heard while it computes; all else is the executor's.
 
 KV is kept per session where a header names one, per peer otherwise: then until Goodbye, or IDLE_S without an operation.
 """
@@ -18,7 +18,7 @@ import torch
 
 from zrt.actors.layer_worker.assigned_layers import AssignedLayers, layer_of
 from zrt.runtime.actor.envelope import Bare, Envelope, Reply
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.devices import device_lives
 from zrt.runtime.compute.tensors import RAW, Rows, as_dtype, to_bytes
@@ -81,7 +81,7 @@ class LayerWorker(Member):
         self._given = cluster
         self._device = torch.device(device)
         self._threads = threads
-        self._lane = Lane(f"{name}-{device}", partial(device_lives, self._device))
+        self._executor = ComputeExecutor(f"{name}-{device}", partial(device_lives, self._device))
         self._assigned = AssignedLayers(cache, device, memory_bytes, self._moved)
         self._serves = ""
         self._rows = Rows()
@@ -100,7 +100,7 @@ class LayerWorker(Member):
     async def stop(self) -> None:
         self.state = "stopped"
         await super().stop()
-        self._lane.close()
+        self._executor.close()
         self._assigned.close()
 
     def _moved(self, state: ActorState) -> None:
@@ -124,7 +124,7 @@ class LayerWorker(Member):
             self._serves = envelope.header.sender
         if not steps or not isinstance(message, SingleOp | Batch):
             return await self._serve(message, steps, envelope.peer)
-        clock = _Clock()
+        clock = _HopClock()
         answer = await self._serve(message, steps, envelope.peer, clock)
         steps[0].times = [clock.hop()]
         return Reply(answer, steps[:1])
@@ -149,16 +149,16 @@ class LayerWorker(Member):
         if isinstance(message, Hello):
             return self._info()
         try:
-            return await self._lane.run(self._work, message, steps, peer, clock or _Clock())
+            return await self._executor.run(self._work, message, steps, peer, clock or _HopClock())
         except ZrtError as error:
             return _error(error)
         except Exception as error:
             log.exception("%s: %s failed", self.name, type(message).__name__)
             return _error(ZrtError("internal", f"{type(message).__name__} failed: {type(error).__name__}: {error}"))
 
-    # ---- the lane's ---------------------------------------------------------------------------------------------
+    # ---- the executor's ---------------------------------------------------------------------------------------------
 
-    def _work(self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_Clock") -> LayerTraffic:
+    def _work(self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_HopClock") -> LayerTraffic:
         match message:
             case SingleOp():
                 entries = [(message.layer_name, message.index_pos, message.block_idx)]
@@ -187,7 +187,7 @@ class LayerWorker(Member):
                 raise ZrtError("unknown_op", f"{type(message).__name__} is not for a worker")
 
     def _run(
-        self, raw: RawTensor, entries: list[tuple[str, int, int]], steps: list[Step], peer: bytes, clock: "_Clock"
+        self, raw: RawTensor, entries: list[tuple[str, int, int]], steps: list[Step], peer: bytes, clock: "_HopClock"
     ) -> LayerTraffic:
         held = self._assigned.loaded()
         if not entries:
@@ -230,7 +230,7 @@ class LayerWorker(Member):
             self._assigned.held.close(("peer", peer))
 
     def _collect_idle(self) -> None:
-        self.spawn(self._lane.run(self._collect), "collect")
+        self.spawn(self._executor.run(self._collect), "collect")
 
     def _collect(self) -> None:
         """End the unnamed sessions of peers that went without a word."""
@@ -251,7 +251,7 @@ class LayerWorker(Member):
         )
 
 
-class _Clock:
+class _HopClock:
     """When an operation came, and when the layers began and ended with it; nanoseconds."""
 
     __slots__ = ("came", "ended", "started")

@@ -35,7 +35,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(slots=True)
-class Part:
+class PartialFile:
     """What has come of a file: `held` bytes from its start on, of which those of the piece it is in are not checked yet; `hash` is that piece's."""
 
     held: int
@@ -67,7 +67,7 @@ class LayerStore:
         self.model_hash = model_hash
         self._folder = root / model_hash
         self.manifest = _known(self._folder)
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, PartialFile] = {}
         self._sound: set[str] = set()  # whole files whose bytes this process has checked
         self._promised: set[str] = set()  # files that the master was told are held: it will not send them again
         self._disk = ThreadPoolExecutor(2, "disk")
@@ -239,11 +239,11 @@ class LayerStore:
         if file.name in self._parts:
             self._sound.add(file.name)
 
-    def _found(self, file: ManifestFile) -> Part:
+    def _found(self, file: ManifestFile) -> PartialFile:
         """What is held, looked up: what this process took itself, as long as it is there; else the whole pieces that were taken before."""
         part = self._parts.get(file.name)
         if part is None or self._there(file) < part.held:
-            part = self._parts[file.name] = Part(self._checked(file), hashlib.sha256())
+            part = self._parts[file.name] = PartialFile(self._checked(file), hashlib.sha256())
         return part
 
     def _there(self, file: ManifestFile) -> int:

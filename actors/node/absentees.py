@@ -24,7 +24,7 @@ ABSENT: Final = round((PAUSE_MOST_S + SILENCE_S) / ASK_S)
 for SILENCE_S is lost. Answers are counted, not seconds: while the machine is suspended there are none."""
 
 
-class RollCall:
+class Absentees:
     """Of the children of `supervisor` that have been ready: held whenever the coordinator takes `member`, which belongs to `zrt up`, and every
     EVERY_S. Who hangs is killed, and so starts again; `say(line)` tells that."""
 

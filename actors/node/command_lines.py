@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from zrt.runtime.cluster.file_loader import threads
-from zrt.runtime.cluster.file_schema import Cluster, Conf, Spares, Stage, Worker
+from zrt.runtime.cluster.file_schema import ClusterSettings, Conf, Spares, Stage, Worker
 from zrt.runtime.compute.threads import thread_environment
 from zrt.runtime.endpoints import endpoint
 from zrt.runtime.process.logs import VARIABLE
@@ -66,7 +66,7 @@ class CommandLines:
         return thread_environment(threads) | {VARIABLE: f"{log.level}:{form}"}
 
 
-def bound(cluster: Cluster, reached: str) -> str:
+def bound(cluster: ClusterSettings, reached: str) -> str:
     """Where the coordinator that is reached there listens, its port included."""
     if cluster.advertise is None:
         return reached

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from zrt.actors.node.absentees import RollCall
+from zrt.actors.node.absentees import Absentees
 from zrt.actors.node.child_events import COORDINATOR, final_fault, final_loss
 from zrt.actors.node.command_lines import CommandLines, Line
 from zrt.actors.node.recovery import Recoveries
@@ -38,7 +38,7 @@ from zrt.runtime.process import runfiles
 from zrt.runtime.process.lifeline import Lifeline
 from zrt.runtime.process.logs import STAMP
 from zrt.runtime.process.spawn import Ready
-from zrt.runtime.process.supervisor import Child, Death, Restart, Supervisor
+from zrt.runtime.process.supervisor import Child, Death, RestartPolicy, Supervisor
 from zrt.runtime.process.terminal import ending_signals, listens, say
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ async def up(conf: Conf, words: list[str], question: Question | None, lifeline: 
 
     `words` are the conf's command line words; where it is `detached`, stderr is a log. ZrtError: why it did not come up, or ended by itself.
     """
-    parent = Parent(conf, words, detached=detached)
+    parent = Node(conf, words, detached=detached)
     loop = asyncio.get_running_loop()
     for number in ending_signals():
         loop.add_signal_handler(number, parent.on_signal, number)
@@ -86,7 +86,7 @@ async def up(conf: Conf, words: list[str], question: Question | None, lifeline: 
     return work.result()
 
 
-class Parent:
+class Node:
     """The processes of one cluster. `ended` is set when it is to go: by `zrt down`, by a signal, or by a death that is final (`fault`): the
     coordinator's, or while it comes up that of any but a spare. Later a stage that is lost is told its sessions, and the cluster stays."""
 
@@ -121,7 +121,7 @@ class Parent:
         member = await self._start()
         async with AsyncExitStack() as stack:
             client = await self._client(stack)
-            member.spawn(RollCall(member, self._supervisor, self._say).follow(client), "roll call")
+            member.spawn(Absentees(member, self._supervisor, self._say).follow(client), "roll call")
             with Bars() as self._bars:
                 try:
                     async with aclosing(client.watch()) as watch:
@@ -176,7 +176,7 @@ class Parent:
         return member
 
     def _spawn(self, name: str, line: Line) -> Child:
-        restart = Restart(budget=self.conf.limits.restarts)
+        restart = RestartPolicy(budget=self.conf.limits.restarts)
         return self._supervisor.spawn(name, line.argv, env=line.environment, ready_s=READY_S, restart=restart)
 
     async def _until_ready(self, watch: AsyncIterator[Cluster], bars: Bars) -> Cluster:
@@ -264,7 +264,7 @@ class Parent:
             self._coordinator_ready = time.monotonic()
 
     def _watch(self) -> None:
-        """A hung coordinator is killed, and so starts again; of the others it says when they hang, if it ever knew them (see RollCall)."""
+        """A hung coordinator is killed, and so starts again; of the others it says when they hang, if it ever knew them (see Absentees)."""
         sys.stderr.flush()  # the rest of what a reader has begun to take before it paused
         member, child = self._member, self._supervisor.children[COORDINATOR]
         if member is None or child.incarnation == 0:

@@ -1,4 +1,4 @@
-"""What a TP rank does with each request: what its lane runs. One thread at a time; every call blocks."""
+"""What a TP rank does with each request: what its executor runs. One thread at a time; every call blocks."""
 
 import time
 from collections.abc import Hashable

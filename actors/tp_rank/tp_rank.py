@@ -1,7 +1,7 @@
 """A TP rank: one of the processes that a block server's blocks are split over.
 
 Receives from its leader, and bare from any peer: the requests of messages/ranks.py; sends one response to each, in the order they came.
-The loop answers Ping, QueryVram and Shutdown, so that a rank is heard while it computes; all else is the lane's (compute/rank.py).
+The loop answers Ping, QueryVram and Shutdown, so that a rank is heard while it computes; all else is the executor's (compute/rank.py).
 """
 
 import asyncio
@@ -15,18 +15,18 @@ import torch
 from zrt.actors.tp_rank.rank import Rank
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Bare, Envelope
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.devices import device_lives, device_memory, out_of_memory
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.ranks import (
     Bye,
-    Error,
     Ping,
     Pong,
     QueryVram,
+    RankError,
     RankMessage,
-    Shutdown,
+    RankShutdown,
     VramInfo,
     WorkerRequest,
     WorkerResponse,
@@ -45,7 +45,7 @@ class TpRank(Actor):
             raise ZrtError("bad_config", f"rank {rank} is not one of a group of {world}: 0 to {world - 1}")
         self._rank = Rank(rank, world, device)
         self._threads = threads
-        self._lane = Lane(f"{name}-{device}", partial(device_lives, self._rank.device))
+        self._executor = ComputeExecutor(f"{name}-{device}", partial(device_lives, self._rank.device))
         for kind in get_args(WorkerRequest):
             self.handle(kind, self._on_request)
         self.handle_bare(self._on_bare)
@@ -56,7 +56,7 @@ class TpRank(Actor):
 
     async def stop(self) -> None:
         await super().stop()
-        self._lane.close()
+        self._executor.close()
 
     async def _on_request(self, envelope: Envelope) -> RankMessage:
         steps = envelope.header.steps
@@ -72,7 +72,7 @@ class TpRank(Actor):
         try:
             request = decode_rank_request(bare.frame)
         except ZrtError as error:
-            response = Error(error.kind, error.message)
+            response = RankError(error.kind, error.message)
         else:
             response = await self._serve(request, bare.peer)
         self.reply_bare(bare, encode_rank(response))
@@ -84,19 +84,19 @@ class TpRank(Actor):
                 return Pong(self._rank.rank, self._rank.world, self._rank.device.index or 0)
             case QueryVram():
                 return await asyncio.to_thread(_memory, self._rank.device)  # a driver may hold it up
-            case Shutdown():
+            case RankShutdown():
                 self._loop.call_soon(self.ended.set)
                 return Bye()
         try:
-            return await self._lane.run(self._rank.serve, request, session)
+            return await self._executor.run(self._rank.serve, request, session)
         except ZrtError as error:
-            return Error(error.kind, error.message)
+            return RankError(error.kind, error.message)
         except Exception as error:
             log.exception("%s: %s failed", self.name, type(request).__name__)
             known = out_of_memory(error)
             if known is not None:
-                return Error(known.kind, known.message)
-            return Error("internal", f"{type(request).__name__} failed: {type(error).__name__}: {error}")
+                return RankError(known.kind, known.message)
+            return RankError("internal", f"{type(request).__name__} failed: {type(error).__name__}: {error}")
 
 
 def _memory(device: torch.device) -> VramInfo:

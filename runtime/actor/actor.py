@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from zrt.runtime.actor.dispatcher import Dispatcher
 from zrt.runtime.actor.envelope import Bare, Envelope, Handler
-from zrt.runtime.actor.link_pool import Links
-from zrt.runtime.actor.log_limiter import Complaints
-from zrt.runtime.actor.pending import Questions
+from zrt.runtime.actor.link_pool import LinkPool
+from zrt.runtime.actor.log_limiter import LogLimiter
+from zrt.runtime.actor.pending import PendingRequests
 from zrt.runtime.actor.tasks import Tasks
 from zrt.runtime.actor.timers import Lateness, Periodic
 from zrt.runtime.errors import ZrtError
@@ -63,12 +63,12 @@ class Actor:
         self._limit = limit
         self._mourners: list[Callable[[Address], None]] = []
         self._sockets: Sockets | None = None
-        self._questions = Questions()
+        self._questions = PendingRequests()
         self._serial = 0
         self._tasks = Tasks(name)
         self._periodics: list[Periodic] = []
         self._lateness = Lateness()
-        self._complaints = Complaints(name)
+        self._complaints = LogLimiter(name)
         self._dispatcher = Dispatcher(name, self._questions, self._complaints)
         self.counters = self._dispatcher.counters
 
@@ -98,7 +98,7 @@ class Actor:
             raise
         self._sockets = sockets
         self._tasks = Tasks(self.name)
-        self._links = Links(sockets, self._routing_id, self._dispatcher.on_reply, self._on_lost)
+        self._links = LinkPool(sockets, self._routing_id, self._dispatcher.on_reply, self._on_lost)
         self._mailbox = Mailbox(router, self._dispatcher.on_frames, routed=True, limit=self._limit)
         self._dispatcher.open(self.incarnation, self._mailbox, self._tasks)
 

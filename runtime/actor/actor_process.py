@@ -29,7 +29,7 @@ def run_actor(make: Callable[[], Actor], lifeline: Lifeline) -> NoReturn:
     does not look at what is imported by then.
 
     It ends when its `ended` is set, or on SIGTERM or SIGINT; a second signal ends it at once. What fails before it is ready is told to
-    the parent and raised. Leaving does not wait for threads: a lane may be in the middle of a product that nobody needs any more.
+    the parent and raised. Leaving does not wait for threads: a executor may be in the middle of a product that nobody needs any more.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:

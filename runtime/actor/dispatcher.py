@@ -9,8 +9,8 @@ from typing import cast
 from msgspec import Struct
 
 from zrt.runtime.actor.envelope import Answer, Bare, Envelope, Handler, Reply
-from zrt.runtime.actor.log_limiter import Complaints
-from zrt.runtime.actor.pending import Questions
+from zrt.runtime.actor.log_limiter import LogLimiter
+from zrt.runtime.actor.pending import PendingRequests
 from zrt.runtime.actor.tasks import Tasks
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Control, Done, Failed, Fault
@@ -41,7 +41,7 @@ class Dispatcher:
     `handlers` are by type of body, `bare` gets the single-frame messages. The questions are the actor's.
     """
 
-    def __init__(self, name: str, questions: Questions, complaints: Complaints) -> None:
+    def __init__(self, name: str, questions: PendingRequests, complaints: LogLimiter) -> None:
         self.counters = Counters()
         self.handlers: dict[type, Handler] = {}
         self.bare: Callable[[Bare], None] | None = None

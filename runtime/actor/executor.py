@@ -1,6 +1,6 @@
-"""The compute lane: one named thread that runs functions one at a time, awaited from the loop.
+"""The compute executor: one named thread that runs functions one at a time, awaited from the loop.
 
-The thread is a daemon, so that a function that never returns cannot keep a process that was told to end. A lane whose device is lost ends the
+The thread is a daemon, so that a function that never returns cannot keep a process that was told to end. A executor whose device is lost ends the
 process: whoever waits for it hears that at once, and whoever started it starts another.
 """
 
@@ -25,22 +25,22 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class _Work(NamedTuple):
+class _Call(NamedTuple):
     loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[Any]"
     fn: Callable[[], Any]
 
 
-class Lane:
+class ComputeExecutor:
     """Functions run in the order they were given. Not tied to a loop: each call is answered on the loop that made it.
 
-    After an error that nobody foresaw, one that is no ZrtError, `lives` is asked in the lane whether the device still does what it is told.
+    After an error that nobody foresaw, one that is no ZrtError, `lives` is asked in the executor whether the device still does what it is told.
     """
 
     def __init__(self, name: str, lives: Callable[[], bool] = lambda: True) -> None:
         self.name = name
         self._lives = lives
-        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        self._work: SimpleQueue[_Call | None] = SimpleQueue()
         self._closed = False
         self._busy_ns = 0
         self._started_ns = 0
@@ -55,15 +55,15 @@ class Lane:
         return (self._busy_ns + running) // 1000
 
     async def run(self, fn: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """What `fn` returns or raises. ZrtError cancelled: the lane is closed.
+        """What `fn` returns or raises. ZrtError cancelled: the executor is closed.
 
         A cancelled caller leaves a function that has started to finish, and one that has not is never run.
         """
         if self._closed:
-            raise ZrtError("cancelled", f"the lane {self.name} is closed")
+            raise ZrtError("cancelled", f"the executor {self.name} is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
-        self._work.put(_Work(loop, future, lambda: fn(*args, **kwargs)))
+        self._work.put(_Call(loop, future, lambda: fn(*args, **kwargs)))
         try:
             return await future
         finally:
@@ -83,19 +83,19 @@ class Lane:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             if self._closed:
-                _answer(work, None, ZrtError("cancelled", f"the lane {self.name} is closed"))
+                _answer(work, None, ZrtError("cancelled", f"the executor {self.name} is closed"))
             elif not work.future.cancelled():
                 self._started_ns = time.perf_counter_ns()
                 try:
                     result, error = work.fn(), None
-                except BaseException as raised:  # whatever it is, it belongs to the caller, and the lane lives on
+                except BaseException as raised:  # whatever it is, it belongs to the caller, and the executor lives on
                     result, error = None, raised
                     self._check(raised)
                 self._busy_ns += time.perf_counter_ns() - self._started_ns
                 self._started_ns = 0
                 _answer(work, result, error)
                 del result, error
-            del work  # an idle lane keeps nothing alive
+            del work  # an idle executor keeps nothing alive
         self._end.set_result(None)
 
     def _check(self, error: BaseException) -> None:
@@ -104,7 +104,7 @@ class Lane:
             leave(LOST_DEVICE_STATUS)
 
 
-def _answer(work: _Work, result: Any, error: BaseException | None) -> None:
+def _answer(work: _Call, result: Any, error: BaseException | None) -> None:
     def settle() -> None:
         if work.future.done():
             return

@@ -13,7 +13,7 @@ from zrt.runtime.wire.limits import MAX_FRAME
 _LOST_KEPT: Final = 1024
 
 
-class Links:
+class LinkPool:
     """Links to endpoints that are never bound again once their holder is dead (port 0), so a broken connection is a lost peer.
 
     `on_lost(address, link, news)` is called for every link that ends of itself; `news` is true once per incarnation. Should the peer

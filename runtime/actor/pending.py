@@ -13,18 +13,18 @@ MOST: Final = 4096
 """Questions one actor may have open."""
 
 
-class _Question(NamedTuple):
+class _PendingRequest(NamedTuple):
     reply: "asyncio.Future[Envelope]"
     link: Link
     to: Address
     text: str
 
 
-class Questions:
+class PendingRequests:
     """Request ids are never used twice, so a late reply meets no question."""
 
     def __init__(self) -> None:
-        self._open: dict[int, _Question] = {}
+        self._open: dict[int, _PendingRequest] = {}
         self._serial = 0
 
     def __len__(self) -> int:
@@ -40,7 +40,9 @@ class Questions:
         loop = asyncio.get_running_loop()
         self._serial += 1
         request = self._serial
-        question = _Question(loop.create_future(), link, to, f"{to.name} did not answer {what} within {timeout:g} s")
+        question = _PendingRequest(
+            loop.create_future(), link, to, f"{to.name} did not answer {what} within {timeout:g} s"
+        )
         self._open[request] = question
         # What has arrived may be due to be read on the loop's next turn, and some loops look at their timers before that.
         timer = loop.call_later(timeout, loop.call_soon, self._expire, question)
@@ -72,6 +74,6 @@ class Questions:
             if link in (None, question.link) and not question.reply.done():
                 question.reply.set_exception(error.anew())
 
-    def _expire(self, question: _Question) -> None:
+    def _expire(self, question: _PendingRequest) -> None:
         if not question.reply.done():
             question.reply.set_exception(ZrtError("deadline", question.text))

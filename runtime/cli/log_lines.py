@@ -25,7 +25,7 @@ def as_told(conf: Conf) -> Conf:
     return replace(conf, log=Log(level, "json" if form == "json" else "text"))  # type: ignore[arg-type]
 
 
-class _Lines(TextIOWrapper):
+class _LogStream(TextIOWrapper):
     """A stream of whole lines, each put into its form as it ends. One that a full disk does not take is dropped; of one that it took in part
     the rest is, and the next begins a line of its own."""
 
@@ -53,7 +53,7 @@ class _Lines(TextIOWrapper):
 def write(form: Literal["text", "json"], *, detached: bool) -> None:
     """Let each line on stderr be one of a log from now on: where it is one (`detached`), and for programs unless it is a terminal."""
     if isinstance(sys.stderr, TextIOWrapper) and (detached or (form == "json" and not sys.stderr.isatty())):
-        sys.stderr = _Lines(sys.stderr, as_object if form == "json" else dated)
+        sys.stderr = _LogStream(sys.stderr, as_object if form == "json" else dated)
 
 
 def dated(line: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from zrt.runtime.cluster.file_schema import Cluster, Lend, Metrics, Stage, Worker
+from zrt.runtime.cluster.file_schema import ClusterSettings, LendSettings, Metrics, Stage, Worker
 from zrt.runtime.cluster.partition import Blocks, misfits
 from zrt.runtime.cluster.toml_tables import Read
 from zrt.runtime.endpoints import endpoint, is_loopback, port_unknown
@@ -12,7 +12,7 @@ Stages = Mapping[int, Read[Stage]]
 
 
 def contradictions(
-    cluster: Read[Cluster] | None,
+    cluster: Read[ClusterSettings] | None,
     metrics: Read[Metrics] | None,
     stages: Sequence[Read[Stage] | None],
     workers: Sequence[Read[Worker] | None] | None,
@@ -37,7 +37,9 @@ def outside(number: int, stage: Stage, blocks: Blocks) -> list[str]:
     ]
 
 
-def _open(name: str, table: Read[Cluster] | Read[Metrics] | None, cluster: Read[Cluster] | None) -> list[str]:
+def _open(
+    name: str, table: Read[ClusterSettings] | Read[Metrics] | None, cluster: Read[ClusterSettings] | None
+) -> list[str]:
     if table is None or cluster is None or not (table.has("listen") and cluster.has("insecure")):
         return []
     listen = table.table.listen
@@ -49,7 +51,7 @@ def _open(name: str, table: Read[Cluster] | Read[Metrics] | None, cluster: Read[
     ]
 
 
-def _advertises(cluster: Read[Cluster] | None) -> list[str]:
+def _advertises(cluster: Read[ClusterSettings] | None) -> list[str]:
     if cluster is None or not cluster.has("listen", "advertise"):
         return []
     text = port_unknown(cluster.table.advertise, cluster.table.listen)
@@ -84,7 +86,7 @@ def _lends(stages: Stages) -> list[str]:
             wrong.append(f"[[stage]] {number} backend: a stage with tp {stage.tp} lends nothing")
         if stage.blocks is not None:
             wrong += outside(number, stage, stage.blocks)
-        before: Lend | None = None
+        before: LendSettings | None = None
         for lend in sorted(stage.lend, key=lambda lend: lend.blocks.first):
             if before is not None and lend.blocks.first <= before.blocks.last:
                 wrong.append(f"{at}: {lend.blocks} of {lend.worker} and {before.blocks} of {before.worker} overlap")

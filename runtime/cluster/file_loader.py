@@ -10,10 +10,10 @@ import msgspec
 
 from zrt.runtime.cluster.file_checks import contradictions
 from zrt.runtime.cluster.file_schema import (
-    Cluster,
+    ClusterSettings,
     Conf,
     Kv,
-    Lend,
+    LendSettings,
     Limits,
     Log,
     Metrics,
@@ -59,7 +59,7 @@ def parse(text: str, where: str) -> Conf:
         stages = []
     read_stages = read_tables(Stage, stages, "[[stage]]", _READERS, mistakes) or []
     workers = read_tables(Worker, tables.get("worker", []), "[[worker]]", _READERS, mistakes)
-    cluster, metrics = read.get("cluster", Read(Cluster())), read.get("metrics", Read(Metrics()))
+    cluster, metrics = read.get("cluster", Read(ClusterSettings())), read.get("metrics", Read(Metrics()))
     mistakes += contradictions(cluster, metrics, read_stages, workers)
     if mistakes:
         raise ZrtError("bad_config", "\n".join(mistakes), where)
@@ -110,7 +110,7 @@ def override(
     return conf
 
 
-def _reached(cluster: Cluster, listen: str | None, advertise: str | None, insecure: bool) -> Cluster:
+def _reached(cluster: ClusterSettings, listen: str | None, advertise: str | None, insecure: bool) -> ClusterSettings:
     """With what the command line says of where it is reached. ZrtError bad_config."""
     for option, text, reader in (("--listen", listen, endpoint), ("--advertise", advertise, advertised)):
         try:
@@ -136,7 +136,7 @@ def threads(conf: Conf, stage: Stage | Spares, cores: int) -> tuple[int, int]:
 
 
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
-    "cluster": Cluster,
+    "cluster": ClusterSettings,
     "model": Model,
     "spares": Spares,
     "kv": Kv,
@@ -150,9 +150,9 @@ def _blocks(value: object) -> Blocks:
     return Blocks.parse(read_as(str, value, 'a text such as "0-14"'))
 
 
-def _lend(value: object) -> tuple[Lend, ...]:
+def _lend(value: object) -> tuple[LendSettings, ...]:
     mistakes: list[str] = []
-    lends = read_tables(Lend, value, "[[stage.lend]]", {"blocks": _blocks}, mistakes)
+    lends = read_tables(LendSettings, value, "[[stage.lend]]", {"blocks": _blocks}, mistakes)
     if lends is None or mistakes:
         raise ValueError("; ".join(mistakes))
     return tuple(lend.table for lend in lends if lend is not None)

@@ -27,7 +27,7 @@ CHUNK: Final = 512
 CHUNK_ON_GPU: Final = 2048
 
 
-class Cluster(msgspec.Struct, frozen=True):
+class ClusterSettings(msgspec.Struct, frozen=True):
     """Where clients and joining actors reach the coordinator. Port 0 lets the system pick one."""
 
     name: Name = "local"
@@ -47,7 +47,7 @@ class Model(msgspec.Struct, frozen=True):
     weights: Literal["files", "random"] = "files"
 
 
-class Lend(msgspec.Struct, frozen=True):
+class LendSettings(msgspec.Struct, frozen=True):
     """Blocks of a stage that a layer worker holds."""
 
     worker: Name
@@ -78,7 +78,7 @@ class Stage(msgspec.Struct, frozen=True):
     memory: int | None = None
     tp: AtLeastOne = 1
     """Ranks that each block is split over, each a process of its own: on CUDA devices from `device` on."""
-    lend: tuple[Lend, ...] = ()
+    lend: tuple[LendSettings, ...] = ()
     backend: Literal["local", "layers"] = "local"
     """With `layers`, workers that nothing is pinned to take blocks of it, as many as their memory and speed say."""
     gpu_memory: Share = GPU_MEMORY
@@ -129,7 +129,7 @@ class Conf(msgspec.Struct, frozen=True):
 
     model: Model
     stages: tuple[Stage, ...]
-    cluster: Cluster = Cluster()
+    cluster: ClusterSettings = ClusterSettings()
     spares: Spares = Spares()
     kv: Kv = Kv()
     limits: Limits = Limits()

@@ -14,7 +14,7 @@ from zrt.runtime.cluster.partition import Blocks, Wish
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.models.checkpoint.layout import DTYPE_BYTES, PAGE_TOKENS, block_bytes, shard_bytes
-from zrt.runtime.models.checkpoint.split import Part, kv_page_bytes, kv_pages, part_bytes
+from zrt.runtime.models.checkpoint.split import RankPart, kv_page_bytes, kv_pages, part_bytes
 
 BLOCK_SERVER_BYTES: Final = 448 << 20
 """A block server besides weights, KV and activations: 350 MiB resident measured when blank (torch, and the compiler of the CPU kernels), 370 MiB
@@ -201,7 +201,7 @@ def _ways_out(takers: Sequence[StageNeeds | LentNeeds]) -> str:
 
 def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks: Blocks) -> StageNeeds:
     dtype, tp = conf.model.dtype, stage.tp
-    weights = sum(part_bytes(spec, Part(rank, tp), blocks.first, blocks.last, dtype) for rank in range(tp))
+    weights = sum(part_bytes(spec, RankPart(rank, tp), blocks.first, blocks.last, dtype) for rank in range(tp))
     block = block_bytes(spec, dtype)
     lent = _lent(conf, spec, stage, blocks)
     away = {number for lend in stage.lend for number in lend.blocks.numbers}

@@ -1,6 +1,6 @@
-"""A loaded shard at work: what the lane of a block server runs. One thread at a time; every call blocks.
+"""A loaded shard at work: what the executor of a block server runs. One thread at a time; every call blocks.
 
-The lane owns the engine, so the decoder and the KV cache are never touched by two threads.
+The executor owns the engine, so the decoder and the KV cache are never touched by two threads.
 """
 
 import time
@@ -18,9 +18,9 @@ from zrt.runtime.compute.kv.session_cache import SessionCache
 from zrt.runtime.compute.sampler import GREEDY, Picked, pick
 from zrt.runtime.compute.shared_rows.channel import Expecting, HandedRows, Rows, joined
 from zrt.runtime.compute.tensors import dtype_name
-from zrt.runtime.compute.thread_tuner import Team
+from zrt.runtime.compute.thread_tuner import ThreadTuner
 from zrt.runtime.compute.threads import BESIDE_A_GPU, configure_threads
-from zrt.runtime.compute.turn import Outcome, Passing, Picking, Step, TurnResult, Work
+from zrt.runtime.compute.turn import BatchStep, Outcome, Passing, Picking, TurnResult, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
 
@@ -77,7 +77,7 @@ class Engine(Holding):
         self._decoder = decoder
         self._rope_lengths: dict[Hashable, int] = {}  # of open sessions
         self._unheard: _Unheard | None = None
-        self._team = Team()
+        self._team = ThreadTuner()
         self.expecting = Expecting()
         """What the device waits for when a turn is over. Whatever else has it do something is to stop that first."""
 
@@ -158,14 +158,14 @@ class Engine(Holding):
 
     def _turn(self, works: Sequence[Work], passing: Passing | None) -> TurnResult:
         self._settle()
-        steps: list[Step] = []
+        steps: list[BatchStep] = []
         faults: dict[int, ZrtError] = {}
         for index, work in enumerate(works):
             try:
                 if work.opens and work.seq_pos == 0:
                     self.cache.open(work.key)
                     self._rope_lengths[work.key] = self.spec.rope_length(work.opens, work.opens)
-                step = Step(
+                step = BatchStep(
                     work.key,
                     work.seq_pos,
                     work.n,

@@ -1,4 +1,4 @@
-"""The layers that a layer worker holds, and what its lane does with them. One thread at a time; every call blocks.
+"""The layers that a layer worker holds, and what its executor does with them. One thread at a time; every call blocks.
 
 Layers that are held together are one engine with one KV cache, and run as one. What runs them is all or nothing: if a step cannot run, none does.
 """
@@ -41,7 +41,7 @@ def runs_of(layers: Sequence[int]) -> list[Blocks]:
     return runs
 
 
-class HeldLayers:
+class LayerEngine:
     """`engines` by the run each holds. They take and give hidden states [rows, `hidden`] of `dtype`."""
 
     def __init__(self, engines: dict[Blocks, Engine]) -> None:
@@ -64,7 +64,7 @@ class HeldLayers:
         context: int,
         sessions: int,
         device: str,
-    ) -> "HeldLayers":
+    ) -> "LayerEngine":
         """Read the runs, layers alone: embedding, norm and head stay with the master. `kv_bytes` are shared out by their layers.
 
         ZrtError as read_engine, and bad_request for a layer that the model lacks.

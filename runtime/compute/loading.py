@@ -17,14 +17,14 @@ from zrt.runtime.compute.devices import check_device
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.kv.paged_cache import PagedKVCache
 from zrt.runtime.compute.kv.session_cache import PageCount
-from zrt.runtime.compute.kv.slab_cache import KVCache
+from zrt.runtime.compute.kv.slab_cache import SlabKVCache
 from zrt.runtime.compute.tensors import DTYPES, dtype_name
 from zrt.runtime.compute.weight_sources import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.members import GPU_MEMORY, Assignment
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
 from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS
-from zrt.runtime.models.checkpoint.split import Part, part_bytes
+from zrt.runtime.models.checkpoint.split import RankPart, part_bytes
 from zrt.runtime.models.fetch.resolve import home
 
 
@@ -120,7 +120,7 @@ def read_engine(
             compiling.join()
         decoder.capture(home() / "gpu", captured)
         return Engine(shard, pages, decoder)
-    cache = KVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
+    cache = SlabKVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
     return Engine(shard, cache, Decoder(shard, cache))
 
 
@@ -160,7 +160,7 @@ def _check_gpu(
     torch.cuda.set_device(device)
     gc.collect()  # what an engine before this one held is free, and not only torch's
     torch.cuda.empty_cache()
-    part = Part() if group is None else Part(group.rank, group.world)
+    part = RankPart() if group is None else RankPart(group.rank, group.world)
     weights = part_bytes(spec, part, *blocks, dtype_name(dtype))
     free, total = torch.cuda.mem_get_info(device)
     budget = min(free, int(total * gpu_memory))

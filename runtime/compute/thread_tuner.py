@@ -64,7 +64,7 @@ class _Kind:
         self.trial = 0
 
 
-class Team:
+class ThreadTuner:
     """`size` says how many threads the next turn takes, `took` how long it lasted. A turn that is not told of changes nothing."""
 
     def __init__(self) -> None:

@@ -84,7 +84,7 @@ class TurnResult:
 class Passing:
     """Where a turn's results go while it runs, on a GPU: hidden states to `outlet`, or the greatest logits' tokens, int64 [steps that ran].
 
-    `begun` is told, in the lane, where the tokens will lie, before anybody knows them, and which of the turn's works they follow.
+    `begun` is told, in the executor, where the tokens will lie, before anybody knows them, and which of the turn's works they follow.
     """
 
     outlet: Outlet
@@ -92,7 +92,7 @@ class Passing:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BatchStep:
     """The forward of tokens `[seq_pos, seq_pos + n)` of one session. On the last stage `logits` asks for those of its last token.
 
     `rope_length` is the session's `ModelSpec.rope_length`; 0 fits a session that began with no more tokens than its model's rope was made for.

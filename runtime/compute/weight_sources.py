@@ -18,7 +18,7 @@ from torch import Tensor
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
-from zrt.runtime.models.checkpoint.index import Inventory
+from zrt.runtime.models.checkpoint.index import CheckpointIndex
 from zrt.runtime.models.checkpoint.safetensors import open_file
 
 CHUNK_BYTES: Final = 8 << 20
@@ -54,7 +54,7 @@ class Source(Protocol):
         """
 
 
-class Checkpoint(Inventory):
+class Checkpoint(CheckpointIndex):
     """The safetensors files of a model folder, to be read. A file is open during a read alone."""
 
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:

@@ -84,7 +84,7 @@ class Register(Control):
 
 
 class Beat(Control):
-    """Sent once a second by every registered process, whatever its lane computes; the reply is `Done`.
+    """Sent once a second by every registered process, whatever its executor computes; the reply is `Done`.
 
     `lag_ms` is how late the sender's own loop ran since the last beat, `rss_bytes` its resident memory, `room_bytes` as in `Register`.
     """

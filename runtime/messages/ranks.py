@@ -1,7 +1,7 @@
 """helexa's worker messages, exactly as documented, and zrt's own ops in the same two unions: what a leader and its TP ranks say.
 
-Each is a JSON object whose `op` is the class name in snake_case, fields in the order they are declared here (see codecs/helexa.py). Every
-request is answered by exactly one response; `Error` may answer any of them. A rank takes them from its leader, in a multipart like any
+Each is a JSON object whose `op` is the class name in snake_case (less "Rank" where zrt needed another name), fields in the order they are declared here (see codecs/helexa.py). Every
+request is answered by exactly one response; `RankError` may answer any of them. A rank takes them from its leader, in a multipart like any
 between zrt actors, or bare from any peer, as a single frame.
 
 | request | response | what it does |
@@ -19,7 +19,7 @@ between zrt actors, or bare from any peer, as a single frame.
 | CloseSession | SessionClosed | zrt: end a session |
 | QueryVram | VramInfo | memory of the rank's device |
 | UnloadModel | Unloaded | drop the shard and its KV |
-| Shutdown | Bye | the process ends with status 0 |
+| RankShutdown (`shutdown`) | Bye | the process ends with status 0 |
 
 GenerateStepWithImages, GenerateStepBatch, AssembleKvBatch, ExtractKvRows, SnapshotKvCache, RestoreKvCache and DropKvSnapshot are understood and
 answered `unsupported`: a batch is zrt's StepBatch, and cached prefixes are found by page keys.
@@ -127,7 +127,7 @@ class UnloadModel(RankMessage):
     model_id: str
 
 
-class Shutdown(RankMessage):
+class RankShutdown(RankMessage, tag="shutdown"):
     """Answered by Bye."""
 
 
@@ -273,7 +273,7 @@ class Bye(RankMessage):
     """The last word of a rank."""
 
 
-class Error(RankMessage):
+class RankError(RankMessage, tag="error"):
     """`kind` is one of errors.KINDS."""
 
     kind: str
@@ -328,7 +328,7 @@ WorkerRequest = (
     | DropKvSnapshot
     | QueryVram
     | UnloadModel
-    | Shutdown
+    | RankShutdown
     | AssignStage
     | OpenSession
     | StepBatch
@@ -350,7 +350,7 @@ WorkerResponse = (
     | KvSnapshotDropped
     | Unloaded
     | Bye
-    | Error
+    | RankError
     | StageAssigned
     | SessionOpened
     | StepBatchOk

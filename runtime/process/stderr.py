@@ -17,7 +17,7 @@ TERMINAL_BYTES: Final = 128
 """What a terminal takes at once when it says that it takes something: its buffer grows by 256 bytes, and an end of line may become two."""
 
 
-class Unwaited(io.RawIOBase):
+class NonBlockingStderr(io.RawIOBase):
     """Writes to a terminal, pipe or socket; what does not fit is dropped, a write at a time: one that has begun is kept until its end fits.
 
     It does not raise: a reader that is gone is one that does not read any more.
@@ -83,7 +83,7 @@ def wait_for_no_reader() -> None:
     """Let nothing that is written to stderr from now on be waited for. A file takes all there is, and stays as it is."""
     if isinstance(sys.stderr, io.TextIOWrapper) and not stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode):
         sys.stderr = io.TextIOWrapper(
-            Unwaited(sys.stderr.fileno()),  # type: ignore[type-var]
+            NonBlockingStderr(sys.stderr.fileno()),  # type: ignore[type-var]
             encoding=sys.stderr.encoding,
             errors="replace",
             line_buffering=True,

@@ -21,7 +21,7 @@ NO_START: Final = 127
 """The exit status told of a restart that could not be made."""
 
 
-class Restart(Struct, frozen=True):
+class RestartPolicy(Struct, frozen=True):
     """A child that dies starts again after `first_s` seconds, then twice as long each time, at most `most_s`; `budget` times in `window_s`."""
 
     budget: int = 5
@@ -61,7 +61,7 @@ class Child:
         argv: Sequence[str],
         env: Mapping[str, str],
         ready_s: float,
-        restart: Restart,
+        restart: RestartPolicy,
     ) -> None:
         self.name = name
         self.argv = list(argv)
@@ -237,7 +237,7 @@ class Supervisor:
         *,
         env: Mapping[str, str] | None = None,
         ready_s: float = 60.0,
-        restart: Restart | None = None,
+        restart: RestartPolicy | None = None,
     ) -> Child:
         """Start a child; `await child.ready()` for its endpoint. `env` is added to our environment. By default it is not restarted.
 
@@ -248,7 +248,7 @@ class Supervisor:
             raise ZrtError("cancelled", f"{name} is not started: everything is being stopped")
         if name in self.children:
             raise ZrtError("bad_config", f"there is a child called {name} already")
-        child = Child(self, name, argv, env or {}, ready_s, restart or Restart(budget=0))
+        child = Child(self, name, argv, env or {}, ready_s, restart or RestartPolicy(budget=0))
         child.start()
         self.children[name] = child
         return child

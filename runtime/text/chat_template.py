@@ -40,7 +40,7 @@ class ChatTemplate:
     @cached_property
     def _compiled(self) -> jinja2.Template:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
@@ -48,7 +48,7 @@ class ChatTemplate:
         return environment.from_string(self._source)
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """`{% generation %} … {% endgeneration %}`: its body, as if the tags were not there."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's own way to declare them)

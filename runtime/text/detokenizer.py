@@ -25,7 +25,7 @@ UNFINISHED: Final = 3
 BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
-class Detokeniser:
+class Detokenizer:
     """The text of one session's tokens. Special tokens, `hidden` ones, and ids outside of the vocabulary have no text.
 
     A prompt may end inside a character (given as token ids): if the first tokens complete it, their text begins with that character.

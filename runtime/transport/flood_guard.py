@@ -31,7 +31,7 @@ _RESET: Final = struct.pack("ii", 1, 0)
 """Closed at once, so that whoever still sends hears of it."""
 
 
-class Backlog:
+class FloodGuard:
     """The peers take turns, each one's messages stay in order. False while nothing waits."""
 
     def __init__(self) -> None:

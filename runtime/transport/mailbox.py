@@ -14,7 +14,7 @@ from typing import Final
 import zmq
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.transport.flood_guard import Backlog
+from zrt.runtime.transport.flood_guard import FloodGuard
 from zrt.runtime.transport.outbox import BYTES, MESSAGES, Frames, Outbox
 from zrt.runtime.transport.sockets import Socket, descriptor, readable
 
@@ -49,7 +49,7 @@ class Mailbox:
         self._routed = routed
         self._loop = asyncio.get_running_loop()
         self._outboxes: dict[bytes, Outbox] = {}
-        self._backlog = Backlog()
+        self._backlog = FloodGuard()
         self._closed = False
         self._reading = False
         self._scheduled = False

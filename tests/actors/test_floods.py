@@ -15,7 +15,7 @@ from support.peers import PATIENCE_S, raw
 from support.zmtp import message, ping, stranger
 
 from zrt.runtime.transport import flood_guard
-from zrt.runtime.transport.flood_guard import Backlog
+from zrt.runtime.transport.flood_guard import FloodGuard
 from zrt.runtime.transport.sockets import Socket, Sockets, readable
 
 ECHO = """
@@ -150,7 +150,7 @@ def _until(condition: Callable[[], bool]) -> bool:
 
 
 def test_what_waits_is_handed_on_peer_by_peer_and_in_each_ones_order() -> None:
-    waiting = Backlog()
+    waiting = FloodGuard()
     for frame in (b"1", b"2", b"3"):
         waiting.push([b"many", frame])
     waiting.push([b"one", b"4"])
@@ -163,7 +163,7 @@ def test_when_too_much_waits_the_one_with_most_is_the_flood_until_it_is_over(
     bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flood_guard, bound, 5 if bound == "MESSAGES" else 5 * 12)
-    waiting, frame = Backlog(), zmq.Frame(bytes(10))
+    waiting, frame = FloodGuard(), zmq.Frame(bytes(10))
     assert [waiting.push([peer, bytes(10)]) for peer in (b"a", b"b", b"b", b"c", b"b")] == [None] * 5
     assert waiting.push([b"c", bytes(10)]) == b"b"
     assert [waiting.pop()[0] for _ in range(3)] == [b"a", b"c", b"c"]

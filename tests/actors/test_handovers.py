@@ -7,8 +7,8 @@ from support.clusters import make_server
 from support.handing import Writer
 
 from zrt.actors.block_server.block_server import BlockServer
-from zrt.actors.block_server.row_channels import Handovers
-from zrt.runtime.actor.executor import Lane
+from zrt.actors.block_server.row_channels import RowChannels
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.shared_rows.channel import PLACES
 from zrt.runtime.messages.header import HandedOver, Header
 
@@ -23,9 +23,9 @@ async def server() -> AsyncIterator[BlockServer]:
 
 async def test_rows_of_a_message_that_nobody_wants_take_no_place(server: BlockServer) -> None:
     """Be it the first that comes of that process."""
-    lane, writer = Lane("handovers"), Writer()
+    executor, writer = ComputeExecutor("handovers"), Writer()
     try:
-        handovers = Handovers(server, lane)
+        handovers = RowChannels(server, executor)
         handovers.near = "this machine"
         for number in range(3 * PLACES):
             handed = writer.put([number])
@@ -33,5 +33,5 @@ async def test_rows_of_a_message_that_nobody_wants_take_no_place(server: BlockSe
             handovers.dismiss(Header(1, "stage0", 5, handed=handed))
         handovers.stop()
     finally:
-        lane.close()
+        executor.close()
         writer.end()

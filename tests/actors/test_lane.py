@@ -1,4 +1,4 @@
-"""The lane: one function at a time, in order, off the loop."""
+"""The executor: one function at a time, in order, off the loop."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ from support.peers import PATIENCE_S, Start, until
 from support.stalls import EmptyLoop, StallMeter
 
 from zrt.runtime.actor.actor import Actor
-from zrt.runtime.actor.executor import LOST_DEVICE_STATUS, Lane
+from zrt.runtime.actor.executor import LOST_DEVICE_STATUS, ComputeExecutor
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Done
 from zrt.runtime.messages.members import Shutdown
@@ -26,18 +26,18 @@ ROUNDS = 3
 
 
 @pytest.fixture
-def lane() -> Lane:
-    return Lane("sums")
+def executor() -> ComputeExecutor:
+    return ComputeExecutor("sums")
 
 
-async def test_it_returns_what_the_function_returns_from_a_thread_of_that_name(lane: Lane) -> None:
+async def test_it_returns_what_the_function_returns_from_a_thread_of_that_name(executor: ComputeExecutor) -> None:
     def work(left: int, *, right: int) -> tuple[int, str]:
         return left + right, threading.current_thread().name
 
-    assert await lane.run(work, 1, right=2) == (3, "sums")
+    assert await executor.run(work, 1, right=2) == (3, "sums")
 
 
-async def test_what_the_function_raises_reaches_the_caller_and_the_lane_goes_on(lane: Lane) -> None:
+async def test_what_the_function_raises_reaches_the_caller_and_the_lane_goes_on(executor: ComputeExecutor) -> None:
     def fail() -> None:
         raise ZrtError("kv_full", "no page")
 
@@ -48,15 +48,15 @@ async def test_what_the_function_raises_reaches_the_caller_and_the_lane_goes_on(
         raise StopIteration
 
     with pytest.raises(ZrtError, match="no page"):
-        await lane.run(fail)
+        await executor.run(fail)
     with pytest.raises(SystemExit):
-        await lane.run(end)
+        await executor.run(end)
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await lane.run(stop_iteration)
-    assert await lane.run(lambda: 1) == 1
+        await executor.run(stop_iteration)
+    assert await executor.run(lambda: 1) == 1
 
 
-async def test_functions_run_one_at_a_time_in_order(lane: Lane) -> None:
+async def test_functions_run_one_at_a_time_in_order(executor: ComputeExecutor) -> None:
     running, order, overlaps = 0, [], 0
 
     def work(number: int) -> None:
@@ -67,12 +67,14 @@ async def test_functions_run_one_at_a_time_in_order(lane: Lane) -> None:
         order.append(number)
         running -= 1
 
-    await asyncio.gather(*(lane.run(work, number) for number in range(30)))
+    await asyncio.gather(*(executor.run(work, number) for number in range(30)))
     assert order == list(range(30))
     assert overlaps == 0
 
 
-async def test_a_cancelled_caller_leaves_the_running_function_to_finish_and_the_next_waits(lane: Lane) -> None:
+async def test_a_cancelled_caller_leaves_the_running_function_to_finish_and_the_next_waits(
+    executor: ComputeExecutor,
+) -> None:
     started, go_on = threading.Event(), threading.Event()
     done: list[str] = []
 
@@ -81,10 +83,10 @@ async def test_a_cancelled_caller_leaves_the_running_function_to_finish_and_the_
         go_on.wait(PATIENCE_S)
         done.append("slow")
 
-    first = asyncio.create_task(lane.run(slow))
+    first = asyncio.create_task(executor.run(slow))
     await until(started.is_set)
-    unwanted = asyncio.create_task(lane.run(done.append, "unwanted"))
-    last = asyncio.create_task(lane.run(done.append, "last"))
+    unwanted = asyncio.create_task(executor.run(done.append, "unwanted"))
+    last = asyncio.create_task(executor.run(done.append, "last"))
     await asyncio.sleep(0)
     first.cancel()
     unwanted.cancel()
@@ -95,7 +97,7 @@ async def test_a_cancelled_caller_leaves_the_running_function_to_finish_and_the_
     assert done == ["slow", "last"]
 
 
-async def test_closing_fails_what_waits_and_lets_the_running_function_finish(lane: Lane) -> None:
+async def test_closing_fails_what_waits_and_lets_the_running_function_finish(executor: ComputeExecutor) -> None:
     started, go_on = threading.Event(), threading.Event()
 
     def slow() -> str:
@@ -103,48 +105,48 @@ async def test_closing_fails_what_waits_and_lets_the_running_function_finish(lan
         go_on.wait(PATIENCE_S)
         return "finished"
 
-    first = asyncio.create_task(lane.run(slow))
+    first = asyncio.create_task(executor.run(slow))
     await until(started.is_set)
-    waiting = asyncio.create_task(lane.run(lambda: None))
+    waiting = asyncio.create_task(executor.run(lambda: None))
     await asyncio.sleep(0)
-    lane.close()
-    lane.close()
-    assert not await lane.ended(0.05)
+    executor.close()
+    executor.close()
+    assert not await executor.ended(0.05)
     go_on.set()
     assert await first == "finished"
     with pytest.raises(ZrtError) as left_waiting:
         await waiting
-    assert await lane.ended(PATIENCE_S)
+    assert await executor.ended(PATIENCE_S)
     with pytest.raises(ZrtError) as too_late:
-        await lane.run(lambda: None)
+        await executor.run(lambda: None)
     assert (left_waiting.value.kind, too_late.value.kind) == ("cancelled", "cancelled")
 
 
-async def test_busy_time_counts_the_function_that_runs(lane: Lane) -> None:
+async def test_busy_time_counts_the_function_that_runs(executor: ComputeExecutor) -> None:
     started, go_on = threading.Event(), threading.Event()
 
     def slow() -> None:
         started.set()
         go_on.wait(PATIENCE_S)
 
-    assert lane.busy_us == 0
-    running = asyncio.create_task(lane.run(slow))
+    assert executor.busy_us == 0
+    running = asyncio.create_task(executor.run(slow))
     await until(started.is_set)
-    first = lane.busy_us
-    await until(lambda: lane.busy_us > first)
+    first = executor.busy_us
+    await until(lambda: executor.busy_us > first)
     go_on.set()
     await running
-    idle = lane.busy_us
+    idle = executor.busy_us
     await asyncio.sleep(0.01)
-    assert lane.busy_us == idle >= first
+    assert executor.busy_us == idle >= first
 
 
-async def _worst_beyond_empty(lane: Lane, work: object, actor: Actor) -> float:
-    """How much longer the loop was held up at worst than an empty one beside it, while the lane works and the actor answers itself."""
+async def _worst_beyond_empty(executor: ComputeExecutor, work: object, actor: Actor) -> float:
+    """How much longer the loop was held up at worst than an empty one beside it, while the executor works and the actor answers itself."""
     async with EmptyLoop() as empty:
         with StallMeter() as meter:
             for _ in range(8):
-                await lane.run(work)  # type: ignore[arg-type]
+                await executor.run(work)  # type: ignore[arg-type]
                 await actor.ask(actor.address, Shutdown(), timeout=PATIENCE_S)
     return meter.worst_ms - empty.worst_ms
 
@@ -173,13 +175,15 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("work", [_large_products, _many_small_operations])
-async def test_the_loop_is_not_held_up_while_the_lane_computes(start: Start, lane: Lane, work: object) -> None:
+async def test_the_loop_is_not_held_up_while_the_lane_computes(
+    start: Start, executor: ComputeExecutor, work: object
+) -> None:
     actor = await start(Actor("a"))
     actor.handle(Shutdown, lambda envelope: Done())
     # The machine's own hiccups hit one process or the other, so the best of a few rounds counts: a real stall is in each of them.
     beyond = []
     for _ in range(ROUNDS):
-        beyond.append(await _worst_beyond_empty(lane, work, actor))
+        beyond.append(await _worst_beyond_empty(executor, work, actor))
         if beyond[-1] <= STALL_MS:
             break
     assert min(beyond) <= STALL_MS, beyond
@@ -193,7 +197,7 @@ async def test_the_meter_sees_a_loop_that_is_held_up() -> None:
     assert meter.worst_ms - empty.worst_ms > STALL_MS
 
 
-async def test_what_raised_is_let_go_of_once_its_error_is(lane: Lane) -> None:
+async def test_what_raised_is_let_go_of_once_its_error_is(executor: ComputeExecutor) -> None:
     """Whatever a function worked with, weights and sockets: without the garbage collector, which may come late."""
 
     class Weights:
@@ -209,8 +213,8 @@ async def test_what_raised_is_let_go_of_once_its_error_is(lane: Lane) -> None:
     gc.disable()
     try:
         with suppress(ZrtError):
-            await lane.run(fail)
-        await lane.run(lambda: None)
+            await executor.run(fail)
+        await executor.run(lambda: None)
         assert left[0]() is None
     finally:
         gc.enable()
@@ -219,12 +223,12 @@ async def test_what_raised_is_let_go_of_once_its_error_is(lane: Lane) -> None:
 LANE = """
 import asyncio, sys
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.lane import LOST_DEVICE_STATUS, Lane
+from zrt.runtime.executor import LOST_DEVICE_STATUS, ComputeExecutor
 
 async def run(error):
-    lane = Lane("stage0-cuda:0", lambda: False)
+    executor = ComputeExecutor("stage0-cuda:0", lambda: False)
     try:
-        await lane.run(error)
+        await executor.run(error)
     except Exception as raised:
         print(type(raised).__name__)
 

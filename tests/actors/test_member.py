@@ -16,7 +16,7 @@ from support.peers import PATIENCE_S, Start, elsewhere, until
 from zrt.runtime.actor import member as member_module
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Answer, Envelope
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.actor.member import Member
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Control, Done
@@ -312,13 +312,13 @@ async def test_a_member_whose_joining_fails_does_not_live_on_idle(
 
 async def test_beats_go_on_while_the_lane_works(pair: tuple[Coordinator, Worker]) -> None:
     coordinator, _ = pair
-    lane = Lane("work")
-    working = asyncio.create_task(lane.run(time.sleep, 0.5))
+    executor = ComputeExecutor("work")
+    working = asyncio.create_task(executor.run(time.sleep, 0.5))
     before = len(coordinator.beats)
     await until(lambda: len(coordinator.beats) >= before + 5)
     assert not working.done()
     await working
-    lane.close()
+    executor.close()
 
 
 async def test_a_member_that_was_held_up_longer_than_the_silence_allowed_has_lost_nothing(

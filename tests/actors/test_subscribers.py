@@ -7,7 +7,7 @@ import zmq
 from support.peers import Start, raw, until
 from support.snapshots import cluster
 
-from zrt.actors.coordinator.event_log import Journal
+from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.subscribers import Subscribers
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Bare
@@ -25,7 +25,7 @@ class Publisher(Actor):
         super().__init__("publisher")
         self.told = 0
         self._make = make
-        self.happened = Journal()
+        self.happened = EventLog()
         self.subscribers = Subscribers(self, self._snapshot, self.happened)
         self.handle_bare(lambda bare: self.add(bare))
 

@@ -23,10 +23,10 @@ from zrt.runtime.messages.control import Address
 from zrt.runtime.messages.members import Shutdown
 from zrt.runtime.process.lifeline import DEATH_FD, PARENT
 from zrt.runtime.process.spawn import WORD_BYTES, WORDS, Ready
-from zrt.runtime.process.supervisor import Child, Death, Restart, Supervisor
+from zrt.runtime.process.supervisor import Child, Death, RestartPolicy, Supervisor
 
 CHILDREN = Path(__file__).parent / "children"
-QUICK = Restart(budget=3, window_s=60, first_s=0.01, most_s=0.05)
+QUICK = RestartPolicy(budget=3, window_s=60, first_s=0.01, most_s=0.05)
 
 
 def words(*verbs: str, program: str = "child.py") -> list[str]:
@@ -47,7 +47,7 @@ class Family:
         )
 
     def spawn(
-        self, *verbs: str, name: str = "child", ready_s: float = PATIENCE_S, restart: Restart | None = None
+        self, *verbs: str, name: str = "child", ready_s: float = PATIENCE_S, restart: RestartPolicy | None = None
     ) -> Child:
         return self.supervisor.spawn(name, words(*verbs), ready_s=ready_s, restart=restart)
 
@@ -233,7 +233,7 @@ async def test_a_killed_child_comes_back_with_the_words_it_has_then(family: Fami
 
 
 async def test_pauses_between_restarts_double_up_to_a_bound(family: Family) -> None:
-    rule = Restart(budget=4, window_s=60, first_s=0.1, most_s=0.25)
+    rule = RestartPolicy(budget=4, window_s=60, first_s=0.1, most_s=0.25)
     times: list[float] = []
     supervisor = Supervisor(lambda death: times.append(time.monotonic()))
     supervisor.spawn("child", ["false"], restart=rule)
@@ -306,7 +306,7 @@ async def test_a_second_stop_does_not_wait(family: Family) -> None:
 
 
 async def test_stop_during_a_pause_before_a_restart_ends_the_waiting(family: Family) -> None:
-    child = family.spawn("hold", "exit=1", restart=Restart(first_s=600))
+    child = family.spawn("hold", "exit=1", restart=RestartPolicy(first_s=600))
     waiting = asyncio.create_task(child.ready())
     await until(lambda: bool(family.deaths))
     await family.supervisor.stop(PATIENCE_S)

@@ -38,7 +38,7 @@ def peer() -> Iterator[tuple[Communicator, "subprocess.Popen[str]"]]:
 
 
 def beside(work: Callable[[], T]) -> "Future[T]":
-    """Run it in a thread of its own, as a lane does."""
+    """Run it in a thread of its own, as a executor does."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.loading import load_engine
-from zrt.runtime.compute.turn import Step
+from zrt.runtime.compute.turn import BatchStep
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.members import Assignment
 
@@ -50,7 +50,7 @@ def test_sessions_in_a_batch_get_what_they_get_alone(folder, turns, cuts, pipeli
     texts = {name: _ids(60, seed) for seed, name in enumerate(names)}
     done = dict.fromkeys(names, 0)
     for turn in turns:
-        steps = [Step(name, done[name], n) for name, n in zip(names, turn, strict=True) if n]
+        steps = [BatchStep(name, done[name], n) for name, n in zip(names, turn, strict=True) if n]
         ids = [token for step in steps for token in texts[step.key][step.seq_pos : step.seq_pos + step.n]]
         logits = together.forward(steps, torch.tensor(ids))
         for row, step in enumerate(steps):
@@ -71,9 +71,9 @@ def test_a_step_of_many_tokens_equals_many_steps_of_one(folder, pipeline) -> Non
 def test_logits_are_made_only_for_the_steps_that_ask(folder, pipeline) -> None:
     pipe = pipeline(folder)
     pipe.open("a", "b", "c")
-    steps = [Step("a", 0, 3, logits=False), Step("b", 0, 2), Step("c", 0, 1, logits=False)]
+    steps = [BatchStep("a", 0, 3, logits=False), BatchStep("b", 0, 2), BatchStep("c", 0, 1, logits=False)]
     assert pipe.forward(steps, torch.tensor(_ids(6, 1))).shape == (1, 160)
-    silent = [Step("a", 3, 1, logits=False)]
+    silent = [BatchStep("a", 3, 1, logits=False)]
     assert pipe.forward(silent, torch.tensor([5])).shape == (0, 160)
 
 
@@ -108,11 +108,11 @@ def test_a_closed_session_leaves_nothing_to_the_next_in_its_row(folder, pipeline
 def test_a_result_is_not_written_over_by_a_later_forward(folder, pipeline) -> None:
     pipe = pipeline(folder, ((0, 1), (2, 3)))
     pipe.open("a", "b")
-    hidden = pipe.stages[0].forward([Step("a", 0, 4)], torch.tensor(_ids(4, 1)))
+    hidden = pipe.stages[0].forward([BatchStep("a", 0, 4)], torch.tensor(_ids(4, 1)))
     kept = hidden.clone()
-    logits = pipe.stages[1].forward([Step("a", 0, 4)], hidden)
+    logits = pipe.stages[1].forward([BatchStep("a", 0, 4)], hidden)
     kept_logits = logits.clone()
-    pipe.forward([Step("b", 0, 6)], torch.tensor(_ids(6, 2)))
+    pipe.forward([BatchStep("b", 0, 6)], torch.tensor(_ids(6, 2)))
     assert torch.equal(hidden, kept)
     assert torch.equal(logits, kept_logits)
 
@@ -120,24 +120,24 @@ def test_a_result_is_not_written_over_by_a_later_forward(folder, pipeline) -> No
 def test_a_forward_does_not_write_to_its_input(folder, pipeline) -> None:
     pipe = pipeline(folder, ((0, 1), (2, 3)))
     pipe.open("a")
-    hidden = pipe.stages[0].forward([Step("a", 0, 4)], torch.tensor(_ids(4, 1)))
+    hidden = pipe.stages[0].forward([BatchStep("a", 0, 4)], torch.tensor(_ids(4, 1)))
     kept = hidden.clone()
-    pipe.stages[1].forward([Step("a", 0, 4)], hidden)
+    pipe.stages[1].forward([BatchStep("a", 0, 4)], hidden)
     assert torch.equal(hidden, kept)
 
 
 REFUSED = {
-    "an unknown session": ([Step("nobody", 0, 3)], [1, 2, 3], "unknown_session"),
-    "a gap": ([Step("a", 5, 3)], [1, 2, 3], "kv_gap"),
-    "a gap beside a good step": ([Step("b", 0, 1), Step("a", 5, 2)], [1, 2, 3], "kv_gap"),
-    "beyond the context": ([Step("a", 4, 253)], [1] * 253, "context_exceeded"),
-    "more than the pool": ([Step("b", 0, 60), Step("a", 4, 30)], [1] * 90, "kv_full"),
-    "a token outside the vocabulary": ([Step("a", 4, 3)], [1, 160, 3], "bad_request"),
-    "a negative token": ([Step("a", 4, 3)], [1, -1, 3], "bad_request"),
-    "too few tokens": ([Step("a", 4, 3)], [1, 2], "bad_request"),
-    "a step without tokens": ([Step("a", 4, 0)], [], "bad_request"),
-    "a negative position": ([Step("a", -1, 1)], [1], "bad_request"),
-    "two steps of a session": ([Step("a", 4, 1), Step("a", 5, 1)], [1, 2], "bad_request"),
+    "an unknown session": ([BatchStep("nobody", 0, 3)], [1, 2, 3], "unknown_session"),
+    "a gap": ([BatchStep("a", 5, 3)], [1, 2, 3], "kv_gap"),
+    "a gap beside a good step": ([BatchStep("b", 0, 1), BatchStep("a", 5, 2)], [1, 2, 3], "kv_gap"),
+    "beyond the context": ([BatchStep("a", 4, 253)], [1] * 253, "context_exceeded"),
+    "more than the pool": ([BatchStep("b", 0, 60), BatchStep("a", 4, 30)], [1] * 90, "kv_full"),
+    "a token outside the vocabulary": ([BatchStep("a", 4, 3)], [1, 160, 3], "bad_request"),
+    "a negative token": ([BatchStep("a", 4, 3)], [1, -1, 3], "bad_request"),
+    "too few tokens": ([BatchStep("a", 4, 3)], [1, 2], "bad_request"),
+    "a step without tokens": ([BatchStep("a", 4, 0)], [], "bad_request"),
+    "a negative position": ([BatchStep("a", -1, 1)], [1], "bad_request"),
+    "two steps of a session": ([BatchStep("a", 4, 1), BatchStep("a", 5, 1)], [1, 2], "bad_request"),
     "no step": ([], [], "bad_request"),
 }
 
@@ -168,7 +168,7 @@ def test_hidden_states_of_another_dtype_or_shape_are_refused(folder, x, pipeline
     stage = pipeline(folder, ((0, 1), (2, 3))).stages[1]
     stage.cache.open("a")
     with pytest.raises(ZrtError, match="input is") as caught:
-        stage.forward([Step("a", 0, 2)], x)
+        stage.forward([BatchStep("a", 0, 2)], x)
     assert caught.value.kind == "bad_request"
 
 
@@ -190,7 +190,7 @@ def test_a_forward_that_fails_midway_leaves_the_sessions_as_they_were(folder, pi
     blocks = (*good.shard.blocks[:2], replace(good.shard.blocks[2], gate_up=_OutOfMemory()), good.shard.blocks[3])
     failing = Decoder(replace(good.shard, blocks=blocks), good.cache)
     with pytest.raises(MemoryError):
-        failing.forward([Step("a", 20, 20), Step("b", 0, 20)], torch.tensor(ids))
+        failing.forward([BatchStep("a", 20, 20), BatchStep("b", 0, 20)], torch.tensor(ids))
     after = _state(good, "a")
     assert after[0] == before[0]
     assert torch.equal(after[1], before[1])
@@ -201,9 +201,9 @@ def test_a_forward_that_fails_midway_leaves_the_sessions_as_they_were(folder, pi
 def test_admitting_a_step_takes_its_pages_and_goes_back_where_it_must(folder, pipeline) -> None:
     (stage,) = pipeline(folder).stages
     stage.cache.open("s")
-    stage.forward([Step("s", 0, 40)], torch.tensor(_ids(40, 1)))
-    stage.admit(Step("s", 5, 12), torch.tensor(_ids(12, 2)))
-    stage.admit(Step("s", 5, 12), torch.tensor(_ids(12, 2)))
+    stage.forward([BatchStep("s", 0, 40)], torch.tensor(_ids(40, 1)))
+    stage.admit(BatchStep("s", 5, 12), torch.tensor(_ids(12, 2)))
+    stage.admit(BatchStep("s", 5, 12), torch.tensor(_ids(12, 2)))
     assert stage.cache.have("s") == 5
     assert stage.cache.stats().used == 2
 

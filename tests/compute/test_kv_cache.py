@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zrt.runtime.compute.kv.page_pool import PagePool
-from zrt.runtime.compute.kv.slab_cache import KVCache
+from zrt.runtime.compute.kv.slab_cache import SlabKVCache
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec, spec_from_config
 from zrt.runtime.models.checkpoint.layout import kv_token_bytes
@@ -96,8 +96,8 @@ def _spec(**config: object) -> ModelSpec:
 
 def _cache(
     *, budget: int = 1 << 30, context: int = 4096, sessions: int = 4, dtype: torch.dtype = torch.float32
-) -> KVCache:
-    return KVCache(_spec(), (1, 2), dtype=dtype, budget=budget, context=context, sessions=sessions)
+) -> SlabKVCache:
+    return SlabKVCache(_spec(), (1, 2), dtype=dtype, budget=budget, context=context, sessions=sessions)
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")])

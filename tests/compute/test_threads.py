@@ -12,10 +12,10 @@ from zrt.runtime.compute.threads import configure_threads
 configure_threads(2)
 import torch
 seen = []
-def lane():
+def executor():
     torch.ones(300, 300) @ torch.ones(300, 300)
     seen.append(torch.get_num_threads())
-thread = threading.Thread(target=lane)
+thread = threading.Thread(target=executor)
 thread.start()
 thread.join()
 print(torch.get_num_threads(), *seen)

@@ -8,7 +8,7 @@ import torch
 from support.tiny_models import MODELS, ORIGINAL, WINDOW
 
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.turn import Step, Work
+from zrt.runtime.compute.turn import BatchStep, Work
 from zrt.runtime.errors import ZrtError
 
 WINDOWED = ["mistral", "qwen2-windows", "smollm3-windows", "gemma2", "gemma3"]
@@ -55,7 +55,7 @@ def test_sessions_in_a_batch_keep_to_their_own_windows(name, folder, pipeline) -
     pipe.open(*"abc", "alone")
     done = dict.fromkeys(texts, 0)
     for counts in ((3, 30, 40), (20, 1, 1), (1, 9, 1), (1, 1, 1)):
-        steps = [Step(key, done[key], n) for key, n in zip(texts, counts, strict=True)]
+        steps = [BatchStep(key, done[key], n) for key, n in zip(texts, counts, strict=True)]
         parts = [texts[step.key][step.seq_pos : step.seq_pos + step.n] for step in steps]
         logits = pipe.forward(steps, torch.tensor([token for part in parts for token in part]))
         for row, step in enumerate(steps):

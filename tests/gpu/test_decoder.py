@@ -13,7 +13,7 @@ from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.kv.paged_cache import PagedKVCache
 from zrt.runtime.compute.sampler import Sampler
-from zrt.runtime.compute.turn import Step, Work
+from zrt.runtime.compute.turn import BatchStep, Work
 from zrt.runtime.compute.weight_sources import open_checkpoint
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.models.architecture.spec import read_spec
@@ -43,7 +43,7 @@ class GpuPipeline(Pipeline):
                 decoder.capture()
             self.stages.append(decoder)
 
-    def forward(self, steps: Sequence[Step], x: Tensor) -> Tensor:
+    def forward(self, steps: Sequence[BatchStep], x: Tensor) -> Tensor:
         for stage in self.stages:
             x = stage.forward(steps, x).cpu()
         return x
@@ -94,7 +94,7 @@ def test_graphs_and_eager_forwards_agree(count, make_model) -> None:
         prompts = [TEXT[key : key + 32] for key in keys]  # of a size that is not padded
         for key in keys:
             pipeline.logits(key, 0, prompts[key])
-        steps = [Step(key, len(prompts[key]), 1) for key in keys]
+        steps = [BatchStep(key, len(prompts[key]), 1) for key in keys]
         seen.append(pipeline.forward(steps, torch.tensor([7 + key for key in keys])))
     if count in (1, 8):  # nor are these
         assert torch.equal(*seen)
@@ -108,7 +108,7 @@ def test_a_batch_of_many_kinds_is_each_alone(make_model) -> None:
         pipeline.open("a", "b", "c")
         pipeline.logits("a", 0, TEXT[:20])
         pipeline.logits("c", 0, TEXT[:7])
-    steps = [Step("a", 20, 1), Step("b", 0, 9), Step("c", 7, 5)]
+    steps = [BatchStep("a", 20, 1), BatchStep("b", 0, 9), BatchStep("c", 7, 5)]
     x = torch.tensor(TEXT[20:35])
     assert (wanted.forward(steps, x) - ours.forward(steps, x)).abs().max() <= 1e-3
 

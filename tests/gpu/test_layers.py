@@ -18,7 +18,7 @@ from zrt.actors.layer_worker.assigned_layers import AssignedLayers
 from zrt.runtime.actor.executor import LOST_DEVICE_STATUS
 from zrt.runtime.cluster.layer_sharing import usable
 from zrt.runtime.compute.devices import device_memory
-from zrt.runtime.compute.layer_engine import HeldLayers
+from zrt.runtime.compute.layer_engine import LayerEngine
 from zrt.runtime.compute.weight_sources import RandomCheckpoint
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.layers import LayerAssignment, LayersPrepared, PrepareLayers, WorkerReady
@@ -130,16 +130,16 @@ from zrt.runtime.compute.loading import read_engine
 from zrt.runtime.models.architecture.spec import read_spec
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weight_sources import RandomCheckpoint
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 
 async def run(folder):
-    spec, lane = read_spec(folder), Lane("lane", partial(device_lives, torch.device("{GPU}")))
+    spec, executor = read_spec(folder), ComputeExecutor("executor", partial(device_lives, torch.device("{GPU}")))
     size = dict(dtype=torch.float32, kv_bytes=1 << 24, context=256, sessions=1, device="{GPU}")
-    engine = await lane.run(lambda: read_engine(spec, RandomCheckpoint(spec), (1, 2), **size))
-    backend = LocalBackend(lane, engine)
+    engine = await executor.run(lambda: read_engine(spec, RandomCheckpoint(spec), (1, 2), **size))
+    backend = LocalBackend(executor, engine)
     step = [Work("a", 0, 1, torch.ones(1, spec.hidden_size), opens=1)]
     assert (await backend.turn(step, 1)).outcomes[0].fault is None
-    await lane.run(lose_device, engine.shard.device)
+    await executor.run(lose_device, engine.shard.device)
     try:
         await backend.turn([Work("a", 1, 1, torch.ones(1, spec.hidden_size))], 1)
     finally:
@@ -183,7 +183,7 @@ def test_a_worker_holds_all_that_plans_may_give_it(model: Path) -> None:
     spec = read_spec(model)
     torch.cuda.empty_cache()
     room = usable(*device_memory(GPU), GPU) - (64 << 20)
-    held = HeldLayers.load(
+    held = LayerEngine.load(
         spec,
         RandomCheckpoint(spec),
         [(1, 2)],

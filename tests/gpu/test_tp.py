@@ -18,10 +18,10 @@ from support.peers import until
 from torch import Tensor
 
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
-from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.actors.block_server.tensor_parallel.trial import try_group
 from zrt.runtime.actor.actor import Actor
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.collectives.communicator import Communicator, Rendezvous
 from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.turn import Work
@@ -126,17 +126,17 @@ def test_check_forms_a_group_of_real_ranks() -> None:
 
 @asynccontextmanager
 async def group_on_gpus(folder: Path, assignment: Assignment) -> AsyncIterator[RankGroup]:
-    actor, lane = Actor("leader"), Lane("leader")
+    actor, executor = Actor("leader"), ComputeExecutor("leader")
     await actor.start()
-    record = GroupRecord(2, os.getpid())
-    group = RankGroup(actor, lane, record, device="cuda:0", threads=1, lost=lambda _: None, stuck=lane.close)
+    record = GroupStats(2, os.getpid())
+    group = RankGroup(actor, executor, record, device="cuda:0", threads=1, lost=lambda _: None, stuck=executor.close)
     try:
         await group.form()
         await group.load(folder, assignment, lambda *_: None, lambda *_: None, lambda: False)
         yield group
     finally:
         await group.end()
-        lane.close()
+        executor.close()
         await actor.stop()
 
 

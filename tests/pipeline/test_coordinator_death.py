@@ -12,9 +12,9 @@ from support.peers import until
 
 from zrt.actors.block_server.backend import Backend
 from zrt.actors.coordinator.coordinator import Coordinator
-from zrt.actors.coordinator.fleet.process_record import Entry
+from zrt.actors.coordinator.fleet.process_record import ProcessRecord
 from zrt.actors.coordinator.fleet.roster import Roster
-from zrt.actors.coordinator.sessions.requests import Prompts
+from zrt.actors.coordinator.sessions.requests import Requests
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.client.client import Client
 from zrt.runtime.client.stream import Stream
@@ -50,7 +50,7 @@ async def successor(local: Local, **settings: Any) -> Coordinator:
     text += "".join(f'[[stage]]\nblocks = "{blocks}"\n' for blocks in settings.pop("stages", TWO))
     conf, spec = parse(text, "test"), read_spec(folder)
     settings.setdefault("cluster", old.cluster)
-    new = Coordinator(conf, folder, spec, Prompts(folder, spec, 4096), port_s=5.0, **settings)
+    new = Coordinator(conf, folder, spec, Requests(folder, spec, 4096), port_s=5.0, **settings)
     await new.start()
     return new
 
@@ -161,7 +161,7 @@ async def test_who_held_a_stage_may_come_back_after_another_was_given_it(
     held = holder.turns.engine
     register, load = Roster.register, first.blocks.load
 
-    def in_order(roster: Roster, address: Address, message: Register, now: float) -> Entry:
+    def in_order(roster: Roster, address: Address, message: Register, now: float) -> ProcessRecord:
         entry = roster.find("stage0")
         if address.name == "other" and (entry is None or entry.state not in late):
             raise ZrtError("overloaded", "not yet")
@@ -253,7 +253,7 @@ async def test_a_stage_that_lends_keeps_its_weights_and_its_workers(
         given = {name: value for name, value in settings.items() if name != "workers"}
         conf = parse(cluster_file(folder, [None], cluster_listen=old.endpoint, **given), "test")
         spec = read_spec(folder)
-        new = Coordinator(conf, folder, spec, Prompts(folder, spec, 256), port_s=5.0, cluster=old.cluster)
+        new = Coordinator(conf, folder, spec, Requests(folder, spec, 256), port_s=5.0, cluster=old.cluster)
         await new.start()
         try:
             await until_ready(local.client)

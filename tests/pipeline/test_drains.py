@@ -185,11 +185,11 @@ async def test_an_undrain_ends_a_drain(folder: Path) -> None:
 
 
 async def drained_and_held(cluster: Local) -> tuple[BlockServer, Assignment, Event, "asyncio.Task[bool]"]:
-    """A block server that is drained, what it holds, and its lane, which is held until the event is set."""
+    """A block server that is drained, what it holds, and its executor, which is held until the event is set."""
     await cluster.client.drain("stage1")
     server, free = cluster.server("stage1"), Event()
     assert server.blocks.assignment is not None
-    return server, server.blocks.assignment, free, asyncio.create_task(server.turns.lane.run(free.wait, 20))
+    return server, server.blocks.assignment, free, asyncio.create_task(server.turns.executor.run(free.wait, 20))
 
 
 @pytest.mark.parametrize("hears", ["loading", "drained"])
@@ -199,7 +199,7 @@ async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
     """A drained block server loads anew: the coordinator takes it for drained when it loads already, or for loading when it has loaded."""
     async with local_cluster(folder, TWO) as cluster:
         wanted = await cluster.greedy([5, 17, 99], 8)
-        server, assignment, free, lane = await drained_and_held(cluster)
+        server, assignment, free, executor = await drained_and_held(cluster)
         report, ready, held = server._report, server._ready, list[StateChanged | LoadProgress]()
 
         def arrive() -> Engine:
@@ -221,7 +221,7 @@ async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
         while held:
             report(held.pop(0))
         free.set()
-        assert await lane
+        assert await executor
         assert await cluster.greedy([5, 17, 99], 8) == wanted
         assert await state(cluster, "stage1") == "ready"
 
@@ -232,13 +232,13 @@ async def test_what_was_said_before_an_undrain_may_come_after_its_answer(
     """A block server speaks over one connection and answers over another: that it is drained comes last, of all that it sends."""
     async with local_cluster(folder, TWO) as cluster:
         wanted = await cluster.greedy([5, 17, 99], 8)
-        server, assignment, free, lane = await drained_and_held(cluster)
+        server, assignment, free, executor = await drained_and_held(cluster)
         server._begin(assignment)
         await server.catch_up()
         send, held = server._joined.send, list[Frames]()
         monkeypatch.setattr(server._joined, "send", held.append)
         free.set()
-        assert await lane
+        assert await executor
         await until(lambda: server.state == "drained")
         said = len(held)
         undrain = asyncio.create_task(cluster.client.undrain("stage1"))

@@ -97,7 +97,7 @@ async def test_a_cluster_under_garbage_goes_on(make_model: Callable[..., Path], 
         assert await cluster.greedy(PROMPT, 30) == wanted
         await cluster.settled()
         for server in cluster.servers:
-            await server.turns.lane.run(lambda: None)
+            await server.turns.executor.run(lambda: None)
             stats = server.load().kv
             assert (len(server.routed), len(server.bare), stats.used) == (0, 0, 0)
             assert stats.free + stats.cached == stats.total

@@ -13,7 +13,7 @@ from support.chained import Pipeline
 from support.layer_masters import CONTEXT, NAMES, loaded, worker_at
 
 from zrt.runtime.compute.layer_engine import runs_of
-from zrt.runtime.compute.turn import Step
+from zrt.runtime.compute.turn import BatchStep
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def expected(model: Path, parts: list[tuple[int, torch.Tensor]]) -> list[torch.T
     """What blocks 1 to 4 make of these steps of one session."""
     pipeline = Pipeline(model, [(1, 4)], torch.float32, CONTEXT, 1 << 24)
     pipeline.open("s")
-    return [pipeline.stages[0].forward([Step("s", at, x.shape[1])], x[0]).unsqueeze(0) for at, x in parts]
+    return [pipeline.stages[0].forward([BatchStep("s", at, x.shape[1])], x[0]).unsqueeze(0) for at, x in parts]
 
 
 def rows(n: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from support.peers import until
 from support.tiny_models import reference
 
 from zrt.actors.block_server.layer_lending import lent_run
-from zrt.actors.block_server.layer_lending.lending_backend import LentLayers
+from zrt.actors.block_server.layer_lending.lending_backend import LendingBackend
 from zrt.runtime.cluster.file_loader import parse
 from zrt.runtime.cluster.memory import needs
 from zrt.runtime.cluster.seats import stage_ranges
@@ -38,7 +38,7 @@ def model(make_model: Callable[..., Path]) -> Path:
     return make_model("llama", num_hidden_layers=8)
 
 
-def lent_by(cluster: Local) -> LentLayers:
+def lent_by(cluster: Local) -> LendingBackend:
     lent = cluster.servers[0].blocks.lending.lent
     assert lent is not None
     return lent
@@ -172,7 +172,7 @@ async def test_a_worker_that_hangs_is_replaced(model: Path, monkeypatch: pytest.
         running = asyncio.create_task(cluster.greedy(PROMPT, 200))
         await until(lambda: cluster.servers[0].turns.tally.turns > 20)
         worker = cluster.workers["attic"]
-        hang = asyncio.create_task(worker._lane.run(time.sleep, 3.0))
+        hang = asyncio.create_task(worker._executor.run(time.sleep, 3.0))
         assert await running == wanted
         await hang
 

@@ -12,7 +12,7 @@ from support.broken import EMBEDDING, edit
 from support.clusters import Local, local_cluster
 
 from zrt.actors.coordinator.sessions.generation import Generation
-from zrt.actors.coordinator.sessions.session import State
+from zrt.actors.coordinator.sessions.session import SessionState
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Progress
 
@@ -30,10 +30,10 @@ async def settled(cluster: Local) -> None:
     for server in cluster.servers:
         engine = server.turns.engine
         assert engine is not None
-        stats = await server.turns.lane.run(engine.stats)
+        stats = await server.turns.executor.run(engine.stats)
         assert stats.used == 0
         assert stats.free + stats.cached == stats.total
-        await server.turns.lane.run(_take_everything, engine, stats.total)
+        await server.turns.executor.run(_take_everything, engine, stats.total)
 
 
 def _take_everything(engine: object, pages: int) -> None:
@@ -152,7 +152,7 @@ async def test_a_preempted_session_comes_back_only_once_it_has_left_and_no_other
         async with asyncio.timeout(WAIT_S):
             assert await asyncio.gather(*(cluster.greedy(*one) for one in asked)) == wanted
         await settled(cluster)
-        assert set(left) == {State.PREEMPTED}
+        assert set(left) == {SessionState.PREEMPTED}
 
 
 async def test_what_could_never_fit_is_refused_with_the_numbers(make_model: Callable[..., Path]) -> None:

@@ -14,18 +14,18 @@ from support.loads import load, undisturbed
 from support.peers import until
 
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
-from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.actors.block_server.tensor_parallel.operations import RankOperations
 from zrt.actors.block_server.tensor_parallel.rank_processes import RankProcesses
 from zrt.runtime.actor.actor import Actor
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.cluster.file_loader import parse
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.members import Assignment, LoadProgress
 from zrt.runtime.messages.ranks import SessionTruncated, TruncateSession
 from zrt.runtime.messages.stats import GroupLoad
 from zrt.runtime.models.architecture.spec import read_spec
-from zrt.runtime.models.checkpoint.split import Part, part_bytes
+from zrt.runtime.models.checkpoint.split import RankPart, part_bytes
 
 PROMPT = [1, 17, 93, 4, 150, 62, 62, 8, 31, 120, 5]
 LIMIT_S = 20.0
@@ -120,9 +120,9 @@ async def test_the_process_of_a_rank_grows_by_its_part(make_model: Callable[...,
         idle_s=60.0,
         tp=2,
     )
-    actor, lane, record = Actor("leader"), Lane("leader"), GroupRecord(2, os.getpid())
+    actor, executor, record = Actor("leader"), ComputeExecutor("leader"), GroupStats(2, os.getpid())
     await actor.start()
-    group = RankGroup(actor, lane, record, device="cpu", threads=1, lost=lambda error: None, stuck=lane.close)
+    group = RankGroup(actor, executor, record, device="cpu", threads=1, lost=lambda error: None, stuck=executor.close)
     try:
         await group.form()
         before = record.load().ranks[1].rss_bytes
@@ -130,9 +130,9 @@ async def test_the_process_of_a_rank_grows_by_its_part(make_model: Callable[...,
         grown = record.load().ranks[1].rss_bytes - before
     finally:
         await group.end()
-        lane.close()
+        executor.close()
         await actor.stop()
-    part = part_bytes(read_spec(folder), Part(1, 2), 0, 3, "float32")
+    part = part_bytes(read_spec(folder), RankPart(1, 2), 0, 3, "float32")
     assert part > 45e6
     assert part <= grown <= 1.05 * part + kv_bytes / 2 + slack
 
@@ -253,11 +253,11 @@ async def test_whatever_is_not_refused_by_all_alike_breaks_the_group(
 ) -> None:
     """Also a collective that broke off for all, when the news of a rank's death comes last."""
     lost: list[ZrtError] = []
-    lane, record = Lane("leader"), GroupRecord(len(errors), 1)
+    executor, record = ComputeExecutor("leader"), GroupStats(len(errors), 1)
     processes = RankProcesses(Actor("leader"), record, torch.device("cpu"), 1, lost.append)
-    operations = RankOperations("leader", lane, processes, record, on_broken=lost.append, stuck=lane.close)
+    operations = RankOperations("leader", executor, processes, record, on_broken=lost.append, stuck=executor.close)
     error = operations._combined("step", errors, known=known)
-    lane.close()
+    executor.close()
     assert error.kind == kind
     assert [str(one) for one in lost] == ([str(error)] if kind != "bad_request" else [])
     assert operations.broken is (lost[0] if lost else None)
@@ -268,7 +268,7 @@ async def test_whatever_is_not_refused_by_all_alike_breaks_the_group(
 @pytest.mark.parametrize("step_first", [False, True])
 def test_a_rank_that_is_lost_is_one_error(step_first: bool) -> None:
     """Whichever the leader hears of first: that its process ended, or that it answers a step no more."""
-    ended, record = ZrtError("rank_failed", "killed by signal 9"), GroupRecord(2, 1)
+    ended, record = ZrtError("rank_failed", "killed by signal 9"), GroupStats(2, 1)
     for group in (1, 2):
         record.begin()
         for news in (step_first, not step_first):
@@ -290,7 +290,9 @@ async def test_a_leader_that_raises_alone_frees_the_ranks_and_rebuilds(folder: P
         turns = cluster.servers[0].turns.tally.turns
         await until(lambda: cluster.servers[0].turns.tally.turns >= turns + 8)
         (key,) = first._numbers
-        await cluster.servers[0].turns.lane.run(first.engine.close, key)  # the leader alone does not hold it any more
+        await cluster.servers[0].turns.executor.run(
+            first.engine.close, key
+        )  # the leader alone does not hold it any more
         assert await asyncio.wait_for(session, 60) == wanted
         assert first.broken is not None
         assert group_of(cluster) is not first

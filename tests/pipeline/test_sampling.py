@@ -13,7 +13,7 @@ import torch
 from support.clusters import Local, local_cluster
 from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
-from zrt.runtime.compute.turn import Step
+from zrt.runtime.compute.turn import BatchStep
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Accepted, Finished, Piece
 from zrt.runtime.messages.sampling import TokenLogprobs
@@ -275,7 +275,7 @@ async def test_one_error_ends_all_answers(cluster: Local) -> None:
         await anext(aiter(stream))
         victim = (await cluster.client.status()).sessions[1].session
 
-        def refuse(step: Step, rows: torch.Tensor) -> None:
+        def refuse(step: BatchStep, rows: torch.Tensor) -> None:
             if step.key == victim:
                 raise ZrtError("internal", "for the test")
             admit(step, rows)

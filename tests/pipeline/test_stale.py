@@ -210,5 +210,5 @@ async def test_a_session_closed_right_after_it_was_opened_holds_nothing(make_mod
         await coordinator.ask(server.address, Close(0, 0), timeout=WAIT_S)
         engine = server.turns.engine
         assert engine is not None
-        assert await server.turns.lane.run(len, engine.cache) == 0
+        assert await server.turns.executor.run(len, engine.cache) == 0
         assert len(server.routed) == 0

@@ -1,4 +1,4 @@
-"""A block server's loop answers while its lane loads the demo model, prefills and decodes."""
+"""A block server's loop answers while its executor loads the demo model, prefills and decodes."""
 
 from pathlib import Path
 

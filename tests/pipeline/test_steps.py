@@ -149,7 +149,7 @@ async def test_close_frees_the_pages_and_steps_after_it_find_a_gap(hub: Hub) -> 
     hub.step(1, 1, 5, [4])
     failed = await hub.next()
     assert isinstance(failed, StepFailed)
-    assert await hub.server.turns.lane.run(lambda: engine.stats().used) == 0
+    assert await hub.server.turns.executor.run(lambda: engine.stats().used) == 0
 
 
 async def test_one_bad_step_fails_alone(hub: Hub) -> None:

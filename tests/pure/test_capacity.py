@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zrt.runtime.cluster.file_schema import Conf, Kv, Lend, Limits, Model, Spares, Stage, Worker
+from zrt.runtime.cluster.file_schema import Conf, Kv, LendSettings, Limits, Model, Spares, Stage, Worker
 from zrt.runtime.cluster.gpu_memory import gpu_needs, gpu_shortage
 from zrt.runtime.cluster.memory import COORDINATOR_BYTES, Needs, in_words, needs, process_bytes, shortage, wishes
 from zrt.runtime.cluster.partition import Blocks, Wish
@@ -77,7 +77,7 @@ def test_a_size_that_cannot_be_split_is_refused_with_those_that_work() -> None:
 
 def test_all_that_does_not_fit_the_model_is_told_with_the_file() -> None:
     first = Stage(Blocks(0, 14), tp=3)
-    second = Stage(Blocks(15, 35), lend=(Lend("attic", Blocks(14, 16)),))
+    second = Stage(Blocks(15, 35), lend=(LendSettings("attic", Blocks(14, 16)),))
     with pytest.raises(ZrtError) as caught:
         stage_ranges(msgspec.structs.replace(conf(first, second), where="my.toml"), LLAMA_8B)
     assert (caught.value.kind, caught.value.where) == ("bad_config", "my.toml")
@@ -250,7 +250,7 @@ import pathlib, re, sys, torch
 import zrt.actors.block_server
 from zrt.runtime.compute.batch import Step
 from zrt.runtime.compute.decoder import Decoder
-from zrt.runtime.compute.kv_cache import KVCache
+from zrt.runtime.compute.kv_cache import SlabKVCache
 from zrt.runtime.compute.shard import Shard
 from zrt.runtime.compute.spec import read_spec
 from zrt.runtime.compute.weights import open_checkpoint
@@ -258,7 +258,7 @@ folder = pathlib.Path(sys.argv[1])
 spec = read_spec(folder)
 cut = (0, 3)
 shard = Shard.load(spec, open_checkpoint(folder), cut, dtype=torch.float32)
-cache = KVCache(spec, cut, dtype=torch.float32, budget=int(sys.argv[2]), context=1024, sessions=4)
+cache = SlabKVCache(spec, cut, dtype=torch.float32, budget=int(sys.argv[2]), context=1024, sessions=4)
 decoder = Decoder(shard, cache)
 cache.open("s")
 for start in range(0, 1024, 512):
@@ -294,7 +294,11 @@ def test_a_stage_that_takes_help_needs_here_what_cannot_be_lent() -> None:
 
 @pytest.mark.parametrize("join", [False, True], ids=["here", "elsewhere"])
 def test_lent_blocks_are_their_workers(join: bool) -> None:
-    lent = (Lend("attic", Blocks(4, 7)), Lend("cellar", Blocks(10, 11)), Lend("attic", Blocks(14, 15)))
+    lent = (
+        LendSettings("attic", Blocks(4, 7)),
+        LendSettings("cellar", Blocks(10, 11)),
+        LendSettings("attic", Blocks(14, 15)),
+    )
     workers = (Worker("attic", join=join), Worker("cellar", join=join))
     asked = msgspec.structs.replace(conf(Stage(lend=lent), Stage()), workers=workers)
     found, alone = needed(asked), needed(conf(Stage(), Stage()))
@@ -337,7 +341,7 @@ A_GPU = (12 * GIB, 16 * GIB)
         ),
         ([Stage(), Stage()], {"workers": (Worker("w", device="cuda:5", join=True),)}, {}, ""),
         (
-            [Stage(lend=(Lend("w", Blocks(0, 7)),)), Stage()],
+            [Stage(lend=(LendSettings("w", Blocks(0, 7)),)), Stage()],
             {"workers": (Worker("w", device="cuda:1"),)},
             {"cuda:1": 0.44},  # 8 of 16 blocks, without the embedding
             "",

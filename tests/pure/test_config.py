@@ -7,10 +7,10 @@ import pytest
 
 from zrt.runtime.cluster import file_loader, file_schema
 from zrt.runtime.cluster.file_schema import (
-    Cluster,
+    ClusterSettings,
     Conf,
     Kv,
-    Lend,
+    LendSettings,
     Limits,
     Log,
     Metrics,
@@ -36,7 +36,7 @@ def test_the_packaged_file_is_two_stages_of_the_demo_model() -> None:
     conf = file_loader.load()
     assert conf.model == Model("smollm2-135m", "float32", 4096, "files")
     assert conf.stages == (Stage(), Stage())
-    assert conf.cluster == Cluster("local", "tcp://127.0.0.1:7411", insecure=False)
+    assert conf.cluster == ClusterSettings("local", "tcp://127.0.0.1:7411", insecure=False)
     assert (conf.kv, conf.limits) == (Kv(1 << 30), Limits())
 
 
@@ -113,7 +113,7 @@ def test_a_full_file() -> None:
         "",
     )
     assert conf == Conf(
-        cluster=Cluster("lab-2", "tcp://0.0.0.0:0", insecure=True, advertise="tcp://box"),
+        cluster=ClusterSettings("lab-2", "tcp://0.0.0.0:0", insecure=True, advertise="tcp://box"),
         model=Model("owner/name", "bfloat16", 8192, "random"),
         stages=(Stage(Blocks(0, 14), 2, "cuda:1", 3, 8 << 30), Stage()),
         spares=Spares(2, "cuda:0", 1, 4 << 30),
@@ -312,11 +312,11 @@ def test_tp_on_the_command_line_is_that_of_every_stage() -> None:
 
 def test_the_command_line_says_where_to_listen() -> None:
     conf = conf_of(Stage())
-    assert file_loader.override(conf, listen="tcp://127.0.0.1:0").cluster == Cluster(listen="tcp://127.0.0.1:0")
+    assert file_loader.override(conf, listen="tcp://127.0.0.1:0").cluster == ClusterSettings(listen="tcp://127.0.0.1:0")
     everywhere = file_loader.override(conf, listen="tcp://0.0.0.0:5", insecure=True)
-    assert everywhere.cluster == Cluster(listen="tcp://0.0.0.0:5", insecure=True)
+    assert everywhere.cluster == ClusterSettings(listen="tcp://0.0.0.0:5", insecure=True)
     known = file_loader.override(conf, listen="tcp://0.0.0.0:0", advertise="tcp://box", insecure=True)
-    assert known.cluster == Cluster(listen="tcp://0.0.0.0:0", advertise="tcp://box", insecure=True)
+    assert known.cluster == ClusterSettings(listen="tcp://0.0.0.0:0", advertise="tcp://box", insecure=True)
     assert file_loader.override(known, advertise="tcp://[fd00::1]").cluster.advertise == "tcp://[fd00::1]"
 
 
@@ -380,7 +380,10 @@ def test_the_readme_lends_to_another_machine() -> None:
         file_loader.parse(part.partition("```")[0], "README.md") for part in section.split("```toml\n")[1:3]
     )
     assert (helped.stages[0].backend, helped.stages[0].lend, helped.workers) == ("layers", (), ())
-    assert (pinned.stages[0].lend, pinned.workers) == ((Lend("attic", Blocks(10, 19)),), (Worker("attic", join=True),))
+    assert (pinned.stages[0].lend, pinned.workers) == (
+        (LendSettings("attic", Blocks(10, 19)),),
+        (Worker("attic", join=True),),
+    )
 
 
 LENDS = '[model]\nref = "m"\n[[stage]]\n[[stage.lend]]\nworker = "attic"\nblocks = "3-4"\n[[worker]]\nname = "attic"\njoin = true\n'
@@ -388,7 +391,7 @@ LENDS = '[model]\nref = "m"\n[[stage]]\n[[stage.lend]]\nworker = "attic"\nblocks
 
 def test_a_stage_may_lend_blocks_to_a_worker() -> None:
     conf = file_loader.parse(LENDS, "")
-    assert conf.stages[0].lend == (Lend("attic", Blocks(3, 4)),)
+    assert conf.stages[0].lend == (LendSettings("attic", Blocks(3, 4)),)
     assert conf.workers == (Worker("attic", join=True),)
 
 

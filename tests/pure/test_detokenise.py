@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
-from zrt.runtime.text.detokenizer import BYTE_TOKEN, WINDOW, CleanUp, Detokeniser
+from zrt.runtime.text.detokenizer import BYTE_TOKEN, WINDOW, CleanUp, Detokenizer
 from zrt.runtime.text.tokenizer import Tokenizer, clean_up
 
 Folder = Callable[..., Path]
@@ -35,7 +35,7 @@ def opened(folder: Path) -> Tokenizer:
 
 
 def pieces_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    detokeniser = Detokeniser(tokenizer)
+    detokeniser = Detokenizer(tokenizer)
     return [*map(detokeniser.push, ids), detokeniser.finish()]
 
 
@@ -137,7 +137,7 @@ def test_a_prompt_may_end_inside_a_character(tokenizer_folder: Folder, kind: str
     for cut in range(len(ids)):
         sent = sum(bytes_of(tokenizer, token) for token in ids[:cut])
         whole = text.encode()[:sent].decode(errors="ignore")
-        detokeniser = Detokeniser(tokenizer, ids[:cut])
+        detokeniser = Detokenizer(tokenizer, ids[:cut])
         assert "".join([*map(detokeniser.push, ids[cut:]), detokeniser.finish()]) == text[len(whole) :]
 
 
@@ -145,14 +145,14 @@ def test_a_prompt_that_ends_with_a_character_changes_nothing(tokenizer_folder: F
     for kind in ("byte-level", "gemma", "llama", "metaspace", "words"):
         tokenizer = opened(tokenizer_folder(kind))
         ids = tokenizer.encode_raw("one a b")
-        detokeniser = Detokeniser(tokenizer, tokenizer.encode_raw("two 日本"))
+        detokeniser = Detokenizer(tokenizer, tokenizer.encode_raw("two 日本"))
         assert "".join([*map(detokeniser.push, ids), detokeniser.finish()]) == tokenizer.decode(ids)
 
 
 def test_an_unfinished_character_that_nothing_completes_is_not_lost_on_the_way(tokenizer_folder: Folder) -> None:
     tokenizer = opened(tokenizer_folder("byte-level"))
     prompt, ids = [tokenizer.backend.token_to_id("ä½")], tokenizer.encode_raw("he")
-    detokeniser = Detokeniser(tokenizer, prompt)
+    detokeniser = Detokenizer(tokenizer, prompt)
     assert "".join([*map(detokeniser.push, ids), detokeniser.finish()]) == "\ufffdhe"
 
 
@@ -160,7 +160,7 @@ def test_hidden_tokens_have_no_text(tokenizer_folder: Folder) -> None:
     """An end token need not be a special one."""
     tokenizer = opened(tokenizer_folder("byte-level"))
     hidden = tokenizer.backend.token_to_id("<think>")
-    detokeniser = Detokeniser(tokenizer, hidden={hidden})
+    detokeniser = Detokenizer(tokenizer, hidden={hidden})
     assert [detokeniser.push(token) for token in (hidden, *tokenizer.encode_raw("he"), hidden)] == ["", "he", ""]
 
 

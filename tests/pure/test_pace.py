@@ -3,18 +3,18 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zrt.actors.block_server.prefill_budget import LEAST, QUIET_S, STRETCH, Crowd, Pace
+from zrt.actors.block_server.prefill_budget import LEAST, QUIET_S, STRETCH, Crowd, PrefillBudget
 
 
 def test_nobody_decodes_so_a_prompt_takes_all_it_may() -> None:
-    pace = Pace(512)
+    pace = PrefillBudget(512)
     assert pace.budget(0.0) == 512
     pace.observe(1.0, 0, 512, 1.5)
     assert pace.budget(1.0) == 512
 
 
 def test_while_somebody_decodes_the_measured_costs_decide() -> None:
-    pace = Pace(512)
+    pace = PrefillBudget(512)
     pace.observe(1.0, 4, 0, 0.040)
     assert pace.budget(1.0) == LEAST
     pace.observe(1.1, 4, 16, 0.072)  # 2 ms a prompt token
@@ -22,7 +22,7 @@ def test_while_somebody_decodes_the_measured_costs_decide() -> None:
 
 
 def test_after_a_while_without_decodes_the_bound_is_lifted() -> None:
-    pace = Pace(512)
+    pace = PrefillBudget(512)
     pace.observe(1.0, 4, 0, 0.040)
     assert pace.budget(1.0 + QUIET_S) == LEAST
     assert pace.budget(1.1 + QUIET_S) == 512
@@ -31,7 +31,7 @@ def test_after_a_while_without_decodes_the_bound_is_lifted() -> None:
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 512), st.floats(0, 10)), max_size=50), st.integers(1, 512))
 @example([(0, 2, 2.2e-308), (1, 0, 1.0)], 1)
 def test_a_prompt_always_gets_on_and_never_beyond_the_bound(turns: list[tuple[int, int, float]], most: int) -> None:
-    pace = Pace(most)
+    pace = PrefillBudget(most)
     for now, turn in enumerate(turns):
         pace.observe(float(now), *turn)
         assert min(LEAST, most) <= pace.budget(float(now)) <= most

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zrt.actors.coordinator.sessions.session import MOVES, Session, Span, State, replay_spans
+from zrt.actors.coordinator.sessions.session import MOVES, ReplaySpan, Session, SessionState, replay_spans
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
-from zrt.runtime.text.detokenizer import Detokeniser
+from zrt.runtime.text.detokenizer import Detokenizer
 from zrt.runtime.text.stop_strings import StopMatcher
 from zrt.runtime.text.tokenizer import Tokenizer
 
@@ -40,8 +40,8 @@ def session(
 ) -> Session:
     sampling = Sampling(min_tokens=min_tokens, logprobs=logprobs)
     made = Session(1, [1, 2, 3], max_length, eos, sampling, Letters(), StopMatcher(stop))
-    made.move(State.PREFILL)
-    made.move(State.DECODING)
+    made.move(SessionState.PREFILL)
+    made.move(SessionState.DECODING)
     return made
 
 
@@ -71,7 +71,7 @@ def test_max_length_ends_it() -> None:
 def test_a_stop_string_ends_it_and_is_not_shown() -> None:
     made = session(stop=("cd",))
     assert run(made, [0, 1, 2, 3, 4]) == ("ab", [0, 1, 2, 3, 4], "stop")
-    assert made.state is State.FINISHED
+    assert made.state is SessionState.FINISHED
 
 
 def test_a_stop_string_that_only_the_end_completes_is_a_stop() -> None:
@@ -108,10 +108,10 @@ def test_a_stop_string_may_span_many_tokens(
     tokenizer = Tokenizer.open(tokenizer_folder(kind))
     assert tokenizer is not None
     ids = tokenizer.encode_raw(text)
-    detokeniser, stops = Detokeniser(tokenizer), StopMatcher([stop])
+    detokeniser, stops = Detokenizer(tokenizer), StopMatcher([stop])
     made = Session(1, [1, 2, 3], 200, frozenset({999}), Sampling(), detokeniser, stops)
-    made.move(State.PREFILL)
-    made.move(State.DECODING)
+    made.move(SessionState.PREFILL)
+    made.move(SessionState.DECODING)
     said, taken, reason = run(made, [*ids, 999])
     assert (said, reason, stops.matched) == (shown, "stop", stop)
     if kind == "byte-level":
@@ -169,9 +169,9 @@ def test_cancel_shows_what_was_held_back() -> None:
     assert made.push(4, 1) is None
 
 
-@pytest.mark.parametrize("source", list(State))
-@pytest.mark.parametrize("target", list(State))
-def test_only_the_moves_of_the_table_are_possible(source: State, target: State) -> None:
+@pytest.mark.parametrize("source", list(SessionState))
+@pytest.mark.parametrize("target", list(SessionState))
+def test_only_the_moves_of_the_table_are_possible(source: SessionState, target: SessionState) -> None:
     made = session()
     made.state = source
     if target in MOVES[source]:
@@ -185,17 +185,17 @@ def test_only_the_moves_of_the_table_are_possible(source: State, target: State) 
 @pytest.mark.parametrize(
     ("have", "length", "spans"),
     [
-        ([0], 1, [Span(0, 1, -1)]),
-        ([0, 0], 9, [Span(0, 9, -1)]),
-        ([8, 8], 9, [Span(8, 9, -1)]),
-        ([9, 9], 9, [Span(8, 9, -1)]),
-        ([9, 0, 9], 9, [Span(0, 8, 1), Span(8, 9, -1)]),
-        ([0, 9, 9], 9, [Span(0, 8, 0), Span(8, 9, -1)]),
-        ([9, 9, 0], 9, [Span(0, 9, -1)]),
-        ([9, 4, 6, 9], 9, [Span(4, 8, 2), Span(8, 9, -1)]),
+        ([0], 1, [ReplaySpan(0, 1, -1)]),
+        ([0, 0], 9, [ReplaySpan(0, 9, -1)]),
+        ([8, 8], 9, [ReplaySpan(8, 9, -1)]),
+        ([9, 9], 9, [ReplaySpan(8, 9, -1)]),
+        ([9, 0, 9], 9, [ReplaySpan(0, 8, 1), ReplaySpan(8, 9, -1)]),
+        ([0, 9, 9], 9, [ReplaySpan(0, 8, 0), ReplaySpan(8, 9, -1)]),
+        ([9, 9, 0], 9, [ReplaySpan(0, 9, -1)]),
+        ([9, 4, 6, 9], 9, [ReplaySpan(4, 8, 2), ReplaySpan(8, 9, -1)]),
     ],
 )
-def test_a_replay_runs_what_is_lacking(have: list[int], length: int, spans: list[Span]) -> None:
+def test_a_replay_runs_what_is_lacking(have: list[int], length: int, spans: list[ReplaySpan]) -> None:
     assert replay_spans(have, length) == spans
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from zrt.actors.coordinator.sessions.quarantine import LOSSES, TRIED, Suspects
+from zrt.actors.coordinator.sessions.quarantine import LOSSES, TRIED, Quarantine
 
 A, B, C = 1, 2, 3
 
 
 def told(story: str) -> list[bool]:
     """What each word of a story says: `lost`, `runs`, `leaves` or `token`, of a session."""
-    suspects, said = Suspects(), []
+    suspects, said = Quarantine(), []
     for word in story.split(","):
         what, session = word.split()
         ask = {"lost": suspects.lost, "runs": suspects.may_run, "leaves": suspects.leave, "token": suspects.clear}[what]
@@ -49,7 +49,7 @@ def test_suspects(story: str) -> None:
 
 
 def test_nothing_is_kept_of_those_that_are_cleared() -> None:
-    suspects = Suspects()
+    suspects = Quarantine()
     assert not suspects
     suspects.lost(A)
     assert suspects
@@ -60,7 +60,7 @@ def test_nothing_is_kept_of_those_that_are_cleared() -> None:
 @pytest.mark.parametrize("others", range(4))
 def test_whoever_shares_its_turns_goes_on_and_it_is_named_after_so_many(others: int) -> None:
     """All that may run do so together, in a turn that is lost if the guilty one is in it."""
-    suspects, waiting, lost = Suspects(), [A, *range(10, 10 + others)], 0
+    suspects, waiting, lost = Quarantine(), [A, *range(10, 10 + others)], 0
     for _ in range(20):
         turn = [session for session in waiting if suspects.may_run(session)]
         if A not in turn:

@@ -326,7 +326,7 @@ from zrt.runtime import config, detokenise, generation_config, models, plan, sto
 folder = Path(sys.argv[1])
 tokenizer = text.Tokenizer.open(folder)
 ids = tokenizer.encode_chat([{"role": "user", "content": "he had"}]) + tokenizer.encode_raw("he had")
-detokeniser = detokenise.Detokeniser(tokenizer)
+detokeniser = detokenise.Detokenizer(tokenizer)
 said = "".join(map(detokeniser.push, ids)) + detokeniser.finish()
 assert said == tokenizer.decode(ids), said
 generation_config.eos_ids(folder, tokenizer), generation_config.generation_defaults(folder)

@@ -3,19 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zrt.actors.block_server.step_queue import OVERDUE, ROUND_S, TurnQueue, Waiting
+from zrt.actors.block_server.step_queue import OVERDUE, ROUND_S, StepQueue, Waiting
 
 
 def step(key: int, seq_pos: int, n: int, slot: int = 0, arrived: float = 0.0) -> Waiting:
     return Waiting(key, seq_pos, n, list(range(seq_pos, seq_pos + n)), arrived, slot)
 
 
-def taken(queue: TurnQueue, budget: int, now: float = 0.0) -> list[tuple[object, int, int]]:
+def taken(queue: StepQueue, budget: int, now: float = 0.0) -> list[tuple[object, int, int]]:
     return [(s.key, s.seq_pos, s.n) for s in queue.take(budget, now)]
 
 
 def test_decodes_go_before_prompts_and_cost_no_budget() -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     for waiting in (step(1, 0, 10), step(2, 5, 1), step(3, 7, 1)):
         queue.add(waiting)
     assert taken(queue, 6) == [(2, 5, 1), (3, 7, 1), (1, 0, 6)]
@@ -24,7 +24,7 @@ def test_decodes_go_before_prompts_and_cost_no_budget() -> None:
 
 
 def test_one_step_a_session_in_its_own_order() -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     queue.add(step(1, 0, 3))
     queue.add(step(1, 3, 1))
     assert taken(queue, 8) == [(1, 0, 3)]
@@ -32,7 +32,7 @@ def test_one_step_a_session_in_its_own_order() -> None:
 
 
 def test_a_long_prompt_does_not_starve_another() -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     queue.add(step(1, 0, 100))
     queue.add(step(2, 0, 100))
     assert taken(queue, 10) == [(1, 0, 10)]
@@ -41,7 +41,7 @@ def test_a_long_prompt_does_not_starve_another() -> None:
 
 
 def test_slots_take_turns() -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     for key in range(4):
         queue.add(step(key, 0, 1, slot=key % 2))
         queue.add(step(key, 1, 1, slot=key % 2))
@@ -55,7 +55,7 @@ def test_slots_take_turns() -> None:
 
 
 def test_a_step_put_back_goes_before_its_sessions_others() -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     queue.add(step(1, 0, 1))
     queue.add(step(1, 1, 1))
     (first,) = queue.take(8, 0.0)
@@ -64,7 +64,7 @@ def test_a_step_put_back_goes_before_its_sessions_others() -> None:
 
 
 def test_drop_forgets_a_session_alone() -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     queue.add(step(1, 0, 4))
     queue.add(step(1, 4, 1))
     queue.add(step(2, 0, 4))
@@ -78,7 +78,7 @@ def test_drop_forgets_a_session_alone() -> None:
 def test_every_token_runs_once_in_order_within_the_budget(
     steps: list[tuple[int, int]], budget: int, slots: int
 ) -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     ends: dict[int, int] = {}
     for key, n in steps:
         queue.add(step(key, ends.get(key, 0), n, key % slots))
@@ -103,7 +103,7 @@ def test_every_token_runs_once_in_order_within_the_budget(
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40))
 def test_no_slot_is_served_twice_while_another_waits(slots: list[int]) -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     for key, slot in enumerate(slots):
         queue.add(step(key, 0, 40, slot))
     last = None
@@ -115,7 +115,7 @@ def test_no_slot_is_served_twice_while_another_waits(slots: list[int]) -> None:
 
 
 def test_a_slot_waits_for_those_of_its_sessions_that_are_on_their_way() -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     queue.expect(1, 0, now=0.0)
     queue.expect(2, 0, now=0.0)
     queue.add(step(1, 5, 1, arrived=0.01))
@@ -129,7 +129,7 @@ def test_a_slot_waits_for_those_of_its_sessions_that_are_on_their_way() -> None:
 
 
 def test_it_waits_no_longer_than_a_few_rounds_and_once() -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     queue.expect(2, 0, now=1.0)
     queue.add(step(1, 5, 1, arrived=1.0))
     due = queue.due()
@@ -141,7 +141,7 @@ def test_it_waits_no_longer_than_a_few_rounds_and_once() -> None:
 
 
 def test_a_session_that_is_over_is_not_waited_for() -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     queue.expect(2, 0, now=0.0)
     queue.add(step(1, 5, 1))
     queue.drop(2)
@@ -149,7 +149,7 @@ def test_a_session_that_is_over_is_not_waited_for() -> None:
 
 
 def test_how_long_a_round_takes_is_learned() -> None:
-    queue = TurnQueue()
+    queue = StepQueue()
     for n in range(60):
         queue.expect(1, 0, now=float(n))
         queue.add(step(1, n, 1, arrived=n + 0.2))

@@ -18,7 +18,7 @@ import pytest
 from zrt.runtime.cli import log_lines
 from zrt.runtime.cli.progress import Bars
 from zrt.runtime.process import stderr
-from zrt.runtime.process.stderr import Unwaited
+from zrt.runtime.process.stderr import NonBlockingStderr
 from zrt.runtime.process.terminal import say
 
 PATIENCE_S = 10.0
@@ -71,7 +71,7 @@ def test_a_reader_that_pauses_gets_whole_lines_and_is_not_waited_for(ends: tuple
 
     def write() -> None:
         nonlocal said
-        stream = Unwaited(writer)
+        stream = NonBlockingStderr(writer)
         for line in lines:
             assert stream.write(line) == len(line)
         while part := taken(reader):
@@ -120,7 +120,7 @@ def test_bars_on_a_terminal_that_is_held_are_not_waited_for(monkeypatch: pytest.
 
 def test_a_reader_that_is_gone_ends_nothing() -> None:
     reader, writer = os.pipe()
-    stream = Unwaited(writer)
+    stream = NonBlockingStderr(writer)
     os.close(reader)
     assert [stream.write(b"a\n"), stream.write(b"b\n")] == [2, 2]
     stream.close()
@@ -151,7 +151,7 @@ def test_a_disk_that_is_full_for_a_moment_drops_lines_and_takes_the_next(
     with path.open("a") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         if form == "log":
-            monkeypatch.setattr(sys, "stderr", log_lines._Lines(stream, str))
+            monkeypatch.setattr(sys, "stderr", log_lines._LogStream(stream, str))
         say("one")
         full_at(5)
         say("two")

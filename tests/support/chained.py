@@ -8,8 +8,8 @@ from torch import Tensor
 
 from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.decoder.shard import Shard
-from zrt.runtime.compute.kv.slab_cache import KVCache
-from zrt.runtime.compute.turn import Step
+from zrt.runtime.compute.kv.slab_cache import SlabKVCache
+from zrt.runtime.compute.turn import BatchStep
 from zrt.runtime.compute.weight_sources import open_checkpoint
 from zrt.runtime.models.architecture.spec import read_spec
 
@@ -25,7 +25,7 @@ class Pipeline:
         self.stages = [
             Decoder(
                 Shard.load(self.spec, source, cut, dtype=dtype),
-                KVCache(self.spec, cut, dtype=dtype, budget=budget, context=context, sessions=8),
+                SlabKVCache(self.spec, cut, dtype=dtype, budget=budget, context=context, sessions=8),
             )
             for cut in cuts
         ]
@@ -35,14 +35,14 @@ class Pipeline:
             for key in keys:
                 stage.cache.open(key)
 
-    def forward(self, steps: Sequence[Step], x: Tensor) -> Tensor:
+    def forward(self, steps: Sequence[BatchStep], x: Tensor) -> Tensor:
         for stage in self.stages:
             x = stage.forward(steps, x)
         return x
 
     def logits(self, key: Hashable, seq_pos: int, ids: Sequence[int], rope_length: int = 0) -> Tensor:
         """[vocab], after the last of `ids`."""
-        return self.forward([Step(key, seq_pos, len(ids), rope_length=rope_length)], torch.tensor(ids))[0]
+        return self.forward([BatchStep(key, seq_pos, len(ids), rope_length=rope_length)], torch.tensor(ids))[0]
 
     def greedy(self, key: Hashable, prompt: Sequence[int], tokens: int) -> list[int]:
         return self.generate(key, prompt, tokens)[0]

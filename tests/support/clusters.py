@@ -1,4 +1,4 @@
-"""A whole cluster in this process: the real coordinator and block servers with real sockets and lanes, on the test's own loop."""
+"""A whole cluster in this process: the real coordinator and block servers with real sockets and executors, on the test's own loop."""
 
 import asyncio
 import faulthandler
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from zrt.actors.block_server import block_server
 from zrt.actors.block_server.block_server import BlockServer
 from zrt.actors.coordinator.coordinator import Coordinator
-from zrt.actors.coordinator.sessions.requests import Prompts
+from zrt.actors.coordinator.sessions.requests import Requests
 from zrt.actors.layer_worker.layer_worker import LayerWorker
 from zrt.runtime.actor.actor_process import leave
 from zrt.runtime.client.client import Client
@@ -99,7 +99,7 @@ class Local:
         )
 
     async def settled(self) -> None:
-        """Wait until no session lives and every stage has heard that they ended, so that what its lane runs next finds them gone."""
+        """Wait until no session lives and every stage has heard that they ended, so that what its executor runs next finds them gone."""
         async with asyncio.timeout(READY_S), aclosing(self.client.watch()) as watch:
             async for seen in watch:
                 if not seen.sessions:
@@ -111,7 +111,7 @@ class Local:
         """KV pages that are still some session's, once none lives."""
         await self.settled()
         loops = [server.turns for server in self.servers]
-        stats = [await turns.lane.run(turns.engine.stats) for turns in loops if turns.engine is not None]
+        stats = [await turns.executor.run(turns.engine.stats) for turns in loops if turns.engine is not None]
         return sum(each.used for each in stats)
 
     async def generate(self, **request: object) -> tuple[str, list[int], str]:
@@ -234,7 +234,7 @@ async def local_cluster(
 
 def make_coordinator(conf: Conf, folder: Path, **settings: Any) -> Coordinator:
     spec = read_spec(folder)
-    prompts = Prompts(folder, spec, min(conf.model.context, spec.max_positions))
+    prompts = Requests(folder, spec, min(conf.model.context, spec.max_positions))
     return Coordinator(conf, folder, spec, prompts, **settings)
 
 

@@ -17,7 +17,7 @@ from support.clusters import Local, local_cluster
 from support.peers import raw, until
 from zrt.actors.block_server.block_server import BlockServer
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
-from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.actors.block_server.tensor_parallel.rank_processes import RankProcess
 from zrt.runtime.compute.collectives.communicator import WAIT_S
 
@@ -59,7 +59,7 @@ def group_of(cluster: Local, stage: int = 0) -> RankGroup:
     return group
 
 
-def record_of(cluster: Local, stage: int = 0) -> GroupRecord:
+def record_of(cluster: Local, stage: int = 0) -> GroupStats:
     record = cluster.servers[stage].blocks.record
     assert record is not None
     return record

@@ -12,7 +12,7 @@ import zmq.asyncio
 from zrt.actors.block_server.layer_lending.offer import LayerFile, Offer
 from zrt.actors.layer_worker.layer_worker import LayerWorker
 from zrt.runtime.models.architecture.spec import read_spec
-from zrt.runtime.models.checkpoint.index import Inventory
+from zrt.runtime.models.checkpoint.index import CheckpointIndex
 from zrt.runtime.models.checkpoint.layer_manifest import PIECE_BYTES
 
 CONTEXT = 64
@@ -64,7 +64,7 @@ async def worker_at(cache: Path) -> AsyncIterator[Peer]:
 
 def offer_of(model: Path, layers: tuple[int, ...] = (1, 2, 3, 4)) -> Offer:
     spec = read_spec(model)
-    source, spec = Inventory.open(model).matched(spec)
+    source, spec = CheckpointIndex.open(model).matched(spec)
     return Offer([LayerFile.of(source, spec, layer) for layer in layers], (model / "config.json").read_text())
 
 

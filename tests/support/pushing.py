@@ -18,7 +18,7 @@ from zrt.runtime.messages.layers import (
     layer_name,
 )
 from zrt.runtime.models.architecture.spec import read_spec
-from zrt.runtime.models.checkpoint.index import Inventory
+from zrt.runtime.models.checkpoint.index import CheckpointIndex
 
 
 def resident(field: str) -> int:
@@ -33,7 +33,7 @@ async def main(folder: Path, endpoint: str, incarnation: int) -> None:
     spec, config = read_spec(folder), (folder / "config.json").read_text()
     layers = range(1, spec.num_blocks - 1)
     before = resident("VmRSS")
-    source, spec = Inventory.open(folder).matched(spec)
+    source, spec = CheckpointIndex.open(folder).matched(spec)
     offer = await asyncio.to_thread(Offer, [LayerFile.of(source, spec, layer) for layer in layers], config)
     await worker.ask(PrepareLayers(config, "float32", 1 << 20, 64, 1), LayersPrepared, 60)
     names = [layer_name(layer) for layer in layers]

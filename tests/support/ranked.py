@@ -12,7 +12,7 @@ from support.chained import Pipeline
 from zrt.runtime.compute.collectives.communicator import Communicator, Rendezvous, join
 from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.decoder.shard import Shard
-from zrt.runtime.compute.kv.slab_cache import KVCache
+from zrt.runtime.compute.kv.slab_cache import SlabKVCache
 from zrt.runtime.compute.weight_sources import Source, open_checkpoint
 from zrt.runtime.models.architecture.spec import read_spec
 
@@ -61,7 +61,7 @@ class RankedPipeline(Pipeline):
         self.stages = []
         for cut in cuts:
             shard = Shard.load(self.spec, source or open_checkpoint(folder), cut, dtype=dtype, group=group)
-            cache = KVCache(shard.spec, cut, dtype=dtype, budget=1 << 24, context=256, sessions=8)
+            cache = SlabKVCache(shard.spec, cut, dtype=dtype, budget=1 << 24, context=256, sessions=8)
             self.stages.append(Decoder(shard, cache))
 
     def logits(self, key, seq_pos, ids, rope_length=0):  # type: ignore[no-untyped-def]

@@ -9,7 +9,7 @@ from zrt.runtime.messages.stats import LendLoad, RankLoad
 from zrt.tui import rows, tables, tree
 from zrt.tui.detail import facts
 from zrt.tui.plot import plot
-from zrt.tui.state import EVENTS, REPLIES, State
+from zrt.tui.state import EVENTS, REPLIES, MonitorState
 from zrt.tui.status import tree as status
 
 TREE = """
@@ -200,7 +200,7 @@ def led(recent: list, name: str = "stage0"):
 
 
 def test_each_step_of_a_group_is_a_line_with_every_rank() -> None:
-    state = State()
+    state = MonitorState()
     state.take(led([step(4), step(5, 500, errors=["", "", "rank_failed"])]), 1000.0)
     first, second = map(tables.REPLIES.row, state.replies)
     assert first.text[9:].split()[:8] == ["stage0", "4", "7", "20", "2:", "420", "400", "410"]
@@ -209,7 +209,7 @@ def test_each_step_of_a_group_is_a_line_with_every_rank() -> None:
 
 
 def test_steps_that_were_told_before_are_not_told_again_and_history_is_bounded() -> None:
-    state = State()
+    state = MonitorState()
     state.take(led([step(1), step(2)]), 1000.0)
     state.take(led([step(2), step(3)]), 1001.0)
     assert [one.step.serial for one in state.replies] == [1, 2, 3]
@@ -221,7 +221,7 @@ def test_steps_that_were_told_before_are_not_told_again_and_history_is_bounded()
 
 
 def test_events_are_kept_once_each_and_bounded() -> None:
-    state = State()
+    state = MonitorState()
     state.take(cluster(happened=[happened(1), happened(2)]), 0.0)
     state.take(cluster(happened=[happened(2), happened(3, "death", "is gone")]), 0.0)
     assert [one.serial for one in state.happened] == [1, 2, 3]
@@ -231,7 +231,7 @@ def test_events_are_kept_once_each_and_bounded() -> None:
 
 
 def test_a_new_coordinator_counts_anew_and_what_happened_before_is_still_known() -> None:
-    state = State()
+    state = MonitorState()
     state.take(cluster(incarnation=1, up_ms=90_000, tokens=500, happened=[happened(9)]), 0.0)
     state.take(cluster(incarnation=2, up_ms=91_000, tokens=0, happened=[happened(1)]), 0.0)
     state.take(cluster(incarnation=2, up_ms=93_000, tokens=60), 0.0)

@@ -29,7 +29,7 @@ from zrt.runtime.messages.layers import (
 )
 from zrt.runtime.messages.members import Assignment
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
-from zrt.runtime.models.checkpoint.index import Inventory
+from zrt.runtime.models.checkpoint.index import CheckpointIndex
 from zrt.runtime.models.checkpoint.layer_manifest import MANIFEST
 from zrt.runtime.models.checkpoint.layout import block_bytes
 
@@ -81,7 +81,7 @@ class LentModel:
 
     def offer(self, layers: Sequence[int]) -> Offer | None:
         """These layers' files; None where weights are drawn. Reads them all, for their hashes."""
-        if not isinstance(self.source, Inventory):
+        if not isinstance(self.source, CheckpointIndex):
             return None
         files = [LayerFile.of(self.source, self.spec, layer) for layer in layers]
         return Offer(files, self.config_json)

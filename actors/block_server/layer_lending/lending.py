@@ -16,9 +16,9 @@ from typing import Final
 
 from zrt.actors.block_server.backend import Backend, LocalBackend
 from zrt.actors.block_server.layer_lending.layer_setup import LentModel
-from zrt.actors.block_server.layer_lending.lending_backend import LentLayers, OwnRun, Progress, cut
+from zrt.actors.block_server.layer_lending.lending_backend import LendingBackend, OwnRun, Progress, cut
 from zrt.actors.block_server.layer_lending.lent_worker import LentWorker
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.actor.member import Member
 from zrt.runtime.cluster.layer_sharing import Holder, LayerPlan, plan_layers, ranges, usable
 from zrt.runtime.cluster.memory import BLOCK_SERVER_BYTES, in_words
@@ -54,11 +54,16 @@ class Lending:
     `stats` change while it loads."""
 
     def __init__(
-        self, actor: Member, lane: Lane, device: str, lost: Callable[[ZrtError], None], told: Callable[[], None]
+        self,
+        actor: Member,
+        executor: ComputeExecutor,
+        device: str,
+        lost: Callable[[ZrtError], None],
+        told: Callable[[], None],
     ) -> None:
-        self.lent: LentLayers | None = None
+        self.lent: LendingBackend | None = None
         self._actor = actor
-        self._lane = lane
+        self._executor = executor
         self._device = device
         self._lost = lost
         self._told = told
@@ -142,7 +147,7 @@ class Lending:
         if assignment != self._given:
             self.forget()
             self._given = assignment
-        model = await self._lane.run(LentModel.open, folder, assignment)
+        model = await self._executor.run(LentModel.open, folder, assignment)
         for attempt in range(ATTEMPTS):
             if attempt:
                 self._rebuilds += 1
@@ -182,11 +187,11 @@ class Lending:
         self._say("")
         if not plan.lends:
             self._kept.clear()
-            engine = await self._lane.run(_load, folder, given, self._device, progress, cancelled)
-            return LocalBackend(self._lane, engine)
+            engine = await self._executor.run(_load, folder, given, self._device, progress, cancelled)
+            return LocalBackend(self._executor, engine)
         runs = cut(given, plan.lends)
         self._kept = {run: engine for run, engine in self._kept.items() if run in runs}
-        lent = self.lent = LentLayers(self._actor, self._lane, self._on_lost)
+        lent = self.lent = LendingBackend(self._actor, self._executor, self._on_lost)
         await lent.load(model, runs, self._workers, self._device, self._kept, progress, cancelled)
         self._kept = {}
         if lent.broken is not None:
@@ -204,7 +209,7 @@ class Lending:
             lent.end()
             self._kept |= lent.own
         for engine in self._kept.values():
-            await self._lane.run(engine.close_all)
+            await self._executor.run(engine.close_all)
 
     def forget(self) -> None:
         """The next load is of another assignment."""
@@ -313,7 +318,7 @@ class Lending:
         block = model.block_bytes
         here = (socket.gethostname(), self._device)
         crowd = Counter([here, *((worker.has.host, worker.has.device) for worker in helpers)])
-        free, total = await self._lane.run(device_memory, self._device)
+        free, total = await self._executor.run(device_memory, self._device)
         ends = ends_bytes(model.spec, given.first == 0, given.last == given.num_blocks - 1, given.dtype)
         turn = model.turn_bytes
         held = given_back(self._kept.values(), self._device)
@@ -324,7 +329,7 @@ class Lending:
         else:
             room = min(free + held, int(total * given.gpu_memory))
         if helpers and not self._own_us:
-            self._own_us = await self._lane.run(layer_time, model.spec, DTYPES[given.dtype], self._device)
+            self._own_us = await self._executor.run(layer_time, model.spec, DTYPES[given.dtype], self._device)
         holders = [Holder("", max(0, room - ends - turn) // block, self._own_us)]
         for worker in helpers:
             has = worker.has

@@ -1,4 +1,4 @@
-"""A block server as master: a stage whose runs of blocks are computed in turn, some in its own lane, some by layer workers.
+"""A block server as master: a stage whose runs of blocks are computed in turn, some in its own executor, some by layer workers.
 
 Each run that is lent is one Batch with the hidden states of the turn, and one hop. A step that a run cannot take is left out of the runs behind
 it; the runs before it go back when the step comes again (the step rule). A worker that is gone, or says what it should not, ends the whole: its
@@ -18,7 +18,7 @@ import torch
 from zrt.actors.block_server.layer_lending.layer_setup import LentModel, set_up
 from zrt.actors.block_server.layer_lending.lent_run import LentRun, Numbers
 from zrt.actors.block_server.layer_lending.lent_worker import STEP_S, LentWorker
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.actor.member import Member
 from zrt.runtime.actor.tasks import together
 from zrt.runtime.compute.decoder.linear import Linear
@@ -75,18 +75,18 @@ def ends(first: Engine, last: Engine) -> Holding:
     return Holding(shard, first.cache)
 
 
-class LentLayers:
+class LendingBackend:
     """The backend; made by `load`. `lost(error)` is called once, when it breaks of itself: then another is needed.
 
     `own` are its engines, which the next one may go on with.
     """
 
-    def __init__(self, actor: Member, lane: Lane, lost: Callable[[ZrtError], None]) -> None:
+    def __init__(self, actor: Member, executor: ComputeExecutor, lost: Callable[[ZrtError], None]) -> None:
         self.engine: Holding
         self.broken: ZrtError | None = None
         self.own: dict[OwnRun, Engine] = {}
         self._actor = actor
-        self._lane = lane
+        self._executor = executor
         self._lost = lost
         self._runs: list[Engine | LentRun] = []
         self._workers: dict[str, LentWorker] = {}
@@ -130,7 +130,7 @@ class LentLayers:
             engine = kept.get(run)
             if engine is None:
                 table = _table([*kept.values(), *self.own.values()], run.device(device))
-                engine = await self._lane.run(_read, model, run, device, table, tick, cancelled)
+                engine = await self._executor.run(_read, model, run, device, table, tick, cancelled)
             self.own[run] = engine
             self._runs.append(engine)
             done += sizes[run]
@@ -176,7 +176,7 @@ class LentLayers:
             have = []
             for engine in self.own.values():
                 self._check()  # each time: what is broken meanwhile has had its engines emptied for the next
-                have.append(await self._lane.run(engine.open, key, length, names, prompt))
+                have.append(await self._executor.run(engine.open, key, length, names, prompt))
             self._check()
             message = OpenLayers(self._numbers.of(key), length, prompt, list(names))
             try:
@@ -191,7 +191,7 @@ class LentLayers:
         async with self._turns:
             number = self._numbers.pop(key)
             for engine in self.own.values():
-                await self._lane.run(engine.close, key, names)
+                await self._executor.run(engine.close, key, names)
             if number is None or self.broken is not None:
                 return
             message = CloseLayers(number, None if names is None else list(names))
@@ -213,7 +213,7 @@ class LentLayers:
                 if run is not self._runs[-1]:  # what is picked is picked at the end
                     part = [replace(work, sampler=None, logits=False) for work in part]
                 if isinstance(run, Engine):
-                    result = await self._lane.run(run.turn, part, threads)
+                    result = await self._executor.run(run.turn, part, threads)
                 else:
                     result = await self._hop(run, part)
                 output = result.output

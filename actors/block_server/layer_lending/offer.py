@@ -11,7 +11,7 @@ import msgspec
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
-from zrt.runtime.models.checkpoint.index import Inventory
+from zrt.runtime.models.checkpoint.index import CheckpointIndex
 from zrt.runtime.models.checkpoint.layer_manifest import (
     HASHERS,
     PIECE_BYTES,
@@ -36,7 +36,7 @@ class LayerFile:
     tensors: tuple[TensorEntry, ...]
 
     @classmethod
-    def of(cls, inventory: Inventory, spec: ModelSpec, layer: int) -> "LayerFile":
+    def of(cls, inventory: CheckpointIndex, spec: ModelSpec, layer: int) -> "LayerFile":
         """ZrtError bad_model unless all tensors of the layer are there."""
         entries: dict[str, TensorEntry] = {}
         for part, shape in block_shapes(spec).items():

@@ -2,7 +2,7 @@
 
 A group that has lost step is broken: a rank died, was silent, did not answer in time, or said something else than the leader. All its ranks are
 killed and its communicator is aborted, which ends the operation that others wait in, and a new group takes its place. If the leader's own
-lane does not come back even so, `stuck` is called: only the end of this process helps then.
+executor does not come back even so, `stuck` is called: only the end of this process helps then.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from typing import Final
 
 import torch
 
-from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.actors.block_server.tensor_parallel.operations import ABORT_S, RankOperations
 from zrt.actors.block_server.tensor_parallel.rank_processes import RankProcesses
 from zrt.actors.tp_rank.rank import step_response
 from zrt.runtime.actor.actor import Actor
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.collectives.communicator import Communicator, Rendezvous
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.loading import load_engine
@@ -65,8 +65,8 @@ class RankGroup:
     def __init__(
         self,
         actor: Actor,
-        lane: Lane,
-        record: GroupRecord,
+        executor: ComputeExecutor,
+        record: GroupStats,
         *,
         device: str,
         threads: int,
@@ -78,13 +78,13 @@ class RankGroup:
         """What the ranks do, or did not come to do, while the group is formed."""
         self._name = actor.name
         self._device = torch.device("cuda", 0) if device == "cuda" else torch.device(device)
-        self._lane = lane
+        self._executor = executor
         self._stuck = stuck
         self._threads = threads
         self._lost = lost
         self.processes = RankProcesses(actor, record, self._device, threads, failed=self._fail)
         self.operations = RankOperations(
-            actor.name, lane, self.processes, record, on_broken=self._on_broken, stuck=stuck
+            actor.name, executor, self.processes, record, on_broken=self._on_broken, stuck=stuck
         )
         self._communicator: Communicator | None = None
         self._rendezvous: Rendezvous | None = None
@@ -198,7 +198,7 @@ class RankGroup:
         if self._engine is not None:
             try:
                 async with asyncio.timeout(ABORT_S):
-                    await self._lane.run(self._engine.end)
+                    await self._executor.run(self._engine.end)
             except TimeoutError:
                 self._stuck()
         self._engine = None

@@ -15,7 +15,7 @@ SHOWN: Final = 16
 """Hex digits of a communicator's id."""
 
 
-class GroupRecord:
+class GroupStats:
     """Kept by the block server, written by the group it leads at the time. `pid` is the leader's process."""
 
     def __init__(self, world: int, pid: int) -> None:

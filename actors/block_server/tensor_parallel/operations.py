@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from traceback import format_exception
 from typing import Any, Final, TypeVar
 
-from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.actors.block_server.tensor_parallel.rank_processes import RankProcess, RankProcesses, Response
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.devices import out_of_memory
 from zrt.runtime.errors import MEMORY, Kind, ZrtError
 from zrt.runtime.messages.ranks import RankMessage, StepBatch, StepBatchOk, WorkerRequest
@@ -31,25 +31,25 @@ _T = TypeVar("_T")
 
 
 class RankOperations:
-    """Of the group whose leader is the actor `name`, with its part in `lane`.
+    """Of the group whose leader is the actor `name`, with its part in `executor`.
 
-    `fail` breaks the group; `on_broken(error)` is called when it does, once, and has to end what the ranks wait in. If the leader's own lane
+    `fail` breaks the group; `on_broken(error)` is called when it does, once, and has to end what the ranks wait in. If the leader's own executor
     does not come back even so, `stuck` is called.
     """
 
     def __init__(
         self,
         name: str,
-        lane: Lane,
+        executor: ComputeExecutor,
         processes: RankProcesses,
-        record: GroupRecord,
+        record: GroupStats,
         *,
         on_broken: Callable[[ZrtError], None],
         stuck: Callable[[], None],
     ) -> None:
         self.broken: ZrtError | None = None
         self._name = name
-        self._lane = lane
+        self._executor = executor
         self._processes = processes
         self._record = record
         self._on_broken = on_broken
@@ -104,14 +104,14 @@ class RankOperations:
         async with self._turns:
             if self.broken is not None:
                 raise self.broken.anew()
-            clock = _Clock(self._processes.world)
+            clock = _OperationTimes(self._processes.world)
             asked = [
                 asyncio.ensure_future(clock.drained(self._processes.ask(member, request, reply, timeout), member))
                 for member in self._processes.members
             ]
             await asyncio.sleep(0)  # they send now
             clock.fanned_out()
-            leader = asyncio.ensure_future(clock.drained(self._lane.run(clock.forward, own)))
+            leader = asyncio.ensure_future(clock.drained(self._executor.run(clock.forward, own)))
             parts: list[asyncio.Future[Any]] = [leader, *asked]
             await self._drain(parts, spread)
             op = str(type(request).__struct_config__.tag)
@@ -156,7 +156,7 @@ class RankOperations:
         if pending:
             await asyncio.wait(pending, timeout=ABORT_S)
         if not parts[0].done():
-            log.error("%s: the lane does not come back from a broken group", self._name)
+            log.error("%s: the executor does not come back from a broken group", self._name)
             self._stuck()
         for part in parts:
             part.cancel()
@@ -196,7 +196,7 @@ class RankOperations:
         return error
 
 
-class _Clock:
+class _OperationTimes:
     """What one operation took, microseconds: a rank each, the leader's first."""
 
     def __init__(self, world: int) -> None:
@@ -211,7 +211,7 @@ class _Clock:
         self.fan_out_us = (self._sent - self._started) // 1000
 
     def forward(self, own: Callable[[], _T]) -> _T:
-        """The leader's part, in the lane."""
+        """The leader's part, in the executor."""
         started = time.perf_counter_ns()
         try:
             return own()

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import torch
 
-from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.compute.devices import device_memory
 from zrt.runtime.compute.threads import thread_environment
@@ -15,12 +15,12 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address
 from zrt.runtime.messages.ranks import (
     Bye,
-    Error,
     Ping,
     Pong,
     QueryVram,
+    RankError,
     RankMessage,
-    Shutdown,
+    RankShutdown,
     Unloaded,
     UnloadModel,
     VramInfo,
@@ -60,7 +60,7 @@ class RankProcesses:
     """Ranks 1 to `world` - 1 of a group, children of this process; `failed(error)` hears of each that dies or is silent."""
 
     def __init__(
-        self, actor: Actor, record: GroupRecord, device: torch.device, threads: int, failed: Callable[[ZrtError], None]
+        self, actor: Actor, record: GroupStats, device: torch.device, threads: int, failed: Callable[[ZrtError], None]
     ) -> None:
         self.members: list[RankProcess] = []
         self._actor = actor
@@ -99,7 +99,7 @@ class RankProcesses:
             answer = (await self._actor.ask(member.address, request, timeout=timeout)).body
         except ZrtError as error:
             raise ZrtError("rank_failed", f"{member.child.name}: {error.message}", member.child.name) from None
-        if isinstance(answer, Error):
+        if isinstance(answer, RankError):
             raise ZrtError.of(answer.kind, answer.message, member.child.name)
         if not isinstance(answer, reply):
             raise ZrtError("rank_failed", f"{member.child.name} answered {type(answer).__name__}", member.child.name)
@@ -110,7 +110,7 @@ class RankProcesses:
         self._ending = True
         for watch in self._watches:
             watch.cancel()
-        for request, reply in ((UnloadModel(""), Unloaded), (Shutdown(), Bye)) if asked else ():
+        for request, reply in ((UnloadModel(""), Unloaded), (RankShutdown(), Bye)) if asked else ():
             heard = [member for member in self.members if member.address.endpoint]
             answers = (self.ask(member, request, reply, END_S) for member in heard)
             for answer in await asyncio.gather(*answers, return_exceptions=True):

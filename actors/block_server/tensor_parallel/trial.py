@@ -4,9 +4,9 @@ import asyncio
 import os
 
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
-from zrt.actors.block_server.tensor_parallel.group_stats import GroupRecord
+from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.runtime.actor.actor import Actor
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.errors import ZrtError
 
 
@@ -16,17 +16,17 @@ def try_group(world: int, device: str) -> ZrtError | None:
 
 
 async def _try(world: int, device: str) -> ZrtError | None:
-    actor, lane = Actor("check"), Lane("check")
+    actor, executor = Actor("check"), ComputeExecutor("check")
     await actor.start()
-    record = GroupRecord(world, os.getpid())
-    group = RankGroup(actor, lane, record, device=device, threads=1, lost=_unheard, stuck=lane.close)
+    record = GroupStats(world, os.getpid())
+    group = RankGroup(actor, executor, record, device=device, threads=1, lost=_unheard, stuck=executor.close)
     try:
         await group.form()
     except ZrtError as error:
         return ZrtError(error.kind, f"{world} ranks did not {group.doing}: {error.message}", error.where)
     finally:
         await group.end()
-        lane.close()
+        executor.close()
         await actor.stop()
     return None
 

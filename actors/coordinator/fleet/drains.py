@@ -12,7 +12,7 @@ from contextlib import suppress
 from copy import copy
 from typing import Literal
 
-from zrt.actors.coordinator.fleet.process_record import Entry
+from zrt.actors.coordinator.fleet.process_record import ProcessRecord
 from zrt.actors.coordinator.fleet.roster import Roster
 from zrt.actors.coordinator.sessions.generation import Generation
 from zrt.actors.coordinator.sessions.generations import Generations
@@ -116,7 +116,7 @@ class Drains:
             async with asyncio.timeout(seconds):
                 await self._moves.news.wait()
 
-    def _draining(self, address: Address) -> Entry:
+    def _draining(self, address: Address) -> ProcessRecord:
         entry = self._roster.find(address.name)
         if entry is None or entry.address != address:
             text = "died while it was drained; what ran there goes on with another replica, or once one has loaded"

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from itertools import count
 from typing import get_args
 
-from zrt.actors.coordinator.event_log import Journal
+from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.roster import Roster
-from zrt.actors.coordinator.fleet.worker_allocation import Helping
+from zrt.actors.coordinator.fleet.worker_allocation import WorkerAllocation
 from zrt.actors.coordinator.sessions.generations import Generations
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Envelope
-from zrt.runtime.actor.log_limiter import Complaints
+from zrt.runtime.actor.log_limiter import LogLimiter
 from zrt.runtime.cluster.file_schema import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Control, Done
@@ -48,7 +48,7 @@ TAKEN_OVER = ("loading", "ready", "draining", "drained")  # states of a process 
 WATCH_S = 1.0
 
 
-class Registry:
+class Membership:
     """`template` is what all assignments have in common, `cluster` the cluster's id; `changed` is called when there is something to tell
     subscribers."""
 
@@ -58,7 +58,7 @@ class Registry:
         conf: Conf,
         roster: Roster,
         generations: Generations,
-        happened: Journal,
+        happened: EventLog,
         *,
         template: Assignment,
         cluster: str,
@@ -72,8 +72,8 @@ class Registry:
         self._template = template
         self._cluster = cluster
         self._changed = changed
-        self._helping = Helping(conf)
-        self._complaints = Complaints(actor.name)
+        self._helping = WorkerAllocation(conf)
+        self._complaints = LogLimiter(actor.name)
         self._down_at: float | None = None
         self.closed = False
         """Processes end: nobody is given blocks any more."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from zrt.actors.coordinator.fleet.placement import Seating
-from zrt.actors.coordinator.fleet.process_record import Entry
+from zrt.actors.coordinator.fleet.placement import Placement
+from zrt.actors.coordinator.fleet.process_record import ProcessRecord
 from zrt.runtime.cluster.seats import Seat
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address
@@ -18,8 +18,8 @@ class Pipeline:
 
     def __init__(
         self,
-        seating: Seating,
-        entries: Mapping[str, Entry],
+        seating: Placement,
+        entries: Mapping[str, ProcessRecord],
         names: Sequence[str],
         lost: Mapping[str, str],
         pages: Callable[[Seat], int],
@@ -140,5 +140,5 @@ class Pipeline:
         return not own or stage in own
 
 
-def _preference(entry: Entry, crowd: Crowd) -> tuple[int, int, int, str]:
+def _preference(entry: ProcessRecord, crowd: Crowd) -> tuple[int, int, int, str]:
     return (*crowd.get(entry.address.name, (0, 0)), entry.load.sessions, entry.address.name)

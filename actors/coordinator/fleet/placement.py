@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from zrt.actors.coordinator.fleet.process_record import Entry
+from zrt.actors.coordinator.fleet.process_record import ProcessRecord
 from zrt.runtime.cluster.seats import Seat, cut_stage
 
 
-class Seating:
+class Placement:
     """The seats of a plan, which may grow, and the roster's `entries` by name, whose seats are given here.
 
     `needed(first, last)` is the bytes a block server takes in all that holds these blocks. The seats of `awaited` names are kept for them.
     """
 
     def __init__(
-        self, plan: Sequence[Seat], entries: Mapping[str, Entry], needed: Callable[[int, int], int], awaited: set[str]
+        self,
+        plan: Sequence[Seat],
+        entries: Mapping[str, ProcessRecord],
+        needed: Callable[[int, int], int],
+        awaited: set[str],
     ) -> None:
         self.plan = list(plan)
         self.awaited = awaited
@@ -27,11 +31,11 @@ class Seating:
     def of_stage(self, stage: int) -> list[Seat]:
         return [seat for seat in self.plan if seat.stage == stage]
 
-    def seated(self, stage: int) -> list[Entry]:
+    def seated(self, stage: int) -> list[ProcessRecord]:
         """All that have a seat of the stage, the failed too."""
         return [entry for entry in self._entries.values() if entry.seat and entry.seat.stage == stage]
 
-    def place(self) -> list[Entry]:
+    def place(self) -> list[ProcessRecord]:
         """Give empty seats to blank block servers; those that got one.
 
         A seat goes to the actor it is named after. One whose actor was lost goes to any that has the memory, first where no other replica is
@@ -49,7 +53,7 @@ class Seating:
             placed += halves
         return placed
 
-    def _for_a_spare(self) -> tuple[Entry, Seat] | None:
+    def _for_a_spare(self) -> tuple[ProcessRecord, Seat] | None:
         """The lost seat that is missed most, and the block server with the least room that is enough for it."""
         lost = [seat for seat in self.empty() if seat.name not in self.awaited]
         for seat in sorted(lost, key=lambda seat: len(self.holders(seat.stage))):
@@ -59,7 +63,7 @@ class Seating:
                 return min(fitting, key=lambda entry: entry.room), seat
         return None
 
-    def _place_halves(self) -> list[Entry]:
+    def _place_halves(self) -> list[ProcessRecord]:
         """Cut one stage that nobody holds, for the two block servers with the most room: they fit if any two do."""
         roomiest = sorted(self._blank(), key=lambda entry: entry.room, reverse=True)[:2]
         for stage in range(self.num_stages if len(roomiest) == 2 else 0):
@@ -90,7 +94,7 @@ class Seating:
             if entry.seat is not None:
                 entry.seat = None if entry.seat.stage == stage else cut_stage(entry.seat, stage, cut)[0]
 
-    def _seat(self, entry: Entry, seat: Seat) -> Entry:
+    def _seat(self, entry: ProcessRecord, seat: Seat) -> ProcessRecord:
         for failed in self._entries.values():
             if failed.seat == seat:
                 failed.seat = None
@@ -104,10 +108,10 @@ class Seating:
             if entry.host == host and entry.room_bytes:
                 entry.room_bytes = max(1, entry.room_bytes + by)
 
-    def _blank(self) -> list[Entry]:
+    def _blank(self) -> list[ProcessRecord]:
         return [entry for entry in self._entries.values() if entry.blank]
 
-    def holders(self, stage: int) -> list[Entry]:
+    def holders(self, stage: int) -> list[ProcessRecord]:
         """Those that hold the stage or are getting it."""
         return [entry for entry in self.seated(stage) if entry.state != "failed"]
 

@@ -12,7 +12,7 @@ from zrt.runtime.messages.stats import Load
 
 
 @dataclass(slots=True)
-class Entry:
+class ProcessRecord:
     """One registered process. Times are monotonic seconds, of the coordinator's clock.
 
     `serial` is that of what a block server holds, or loads, 0: nothing; `given`: this coordinator gave it that, none before.

@@ -6,8 +6,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from zrt.actors.coordinator.fleet.pipeline import Pipeline
-from zrt.actors.coordinator.fleet.placement import Seating
-from zrt.actors.coordinator.fleet.process_record import Entry
+from zrt.actors.coordinator.fleet.placement import Placement
+from zrt.actors.coordinator.fleet.process_record import ProcessRecord
 from zrt.runtime.cluster.seats import Seat
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.cluster import ActorInfo, pipeline_order
@@ -43,17 +43,17 @@ class Roster:
         spares: Sequence[str] = (),
     ) -> None:
         self._names = [seat.name for seat in plan] + list(spares)
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ProcessRecord] = {}
         self._lost: dict[str, str] = {}
         self._restarts = dict.fromkeys(self._names, 0)  # of those that are not here
-        self._seating = Seating(plan, self._entries, needed, set(self._names))
+        self._seating = Placement(plan, self._entries, needed, set(self._names))
         self.pipeline = Pipeline(self._seating, self._entries, self._names, self._lost, pages)
         self.stale = 0
         """Messages of processes that are not here (any more), and of older assignments."""
 
     # ---- what is heard ------------------------------------------------------------------------------------------
 
-    def register(self, address: Address, message: Register, now: float) -> Entry:
+    def register(self, address: Address, message: Register, now: float) -> ProcessRecord:
         """A process is here, or here again.
 
         ZrtError bad_request: another process of its name is alive, or another supervisor (a cluster has one parent); overloaded.
@@ -67,7 +67,7 @@ class Roster:
             )
         if old is None and len(self._entries) >= MOST:
             raise ZrtError("overloaded", f"{MOST} processes have registered already")
-        entry = Entry(address, message.kind, message.pid, message.host, message.device, message.state, now)
+        entry = ProcessRecord(address, message.kind, message.pid, message.host, message.device, message.state, now)
         entry.restarts = message.restarts
         entry.memory_bytes, entry.room_bytes = message.memory_bytes, message.room_bytes
         entry.shares_cores = message.shares_cores
@@ -82,7 +82,7 @@ class Roster:
         self._seating.awaited.discard(address.name)
         return entry
 
-    def take_over(self, entry: Entry, holds: Assignment, template: Assignment, *, ready: bool = False) -> bool:
+    def take_over(self, entry: ProcessRecord, holds: Assignment, template: Assignment, *, ready: bool = False) -> bool:
         """Leave a process what an earlier coordinator gave it, if the plan has a free seat for just that; one of its own name, if it can be. If it
         is `ready`, one counts as free that this coordinator has given to another, who came first and still loads.
 
@@ -108,7 +108,7 @@ class Roster:
         entry.state = "loading"
         return True
 
-    def surplus(self) -> list[Entry]:
+    def surplus(self) -> list[ProcessRecord]:
         """Block servers that hold or load what the plan has no seat for, each once: they are to be told to let go of it."""
         found = [
             entry
@@ -119,7 +119,7 @@ class Roster:
             entry.serial, entry.given = 0, False
         return found
 
-    def known(self, address: Address) -> Entry:
+    def known(self, address: Address) -> ProcessRecord:
         """ZrtError unknown_session unless this incarnation has registered: it should do so (again)."""
         entry = self._entries.get(address.name)
         if entry is None or entry.address.incarnation != address.incarnation:
@@ -127,7 +127,7 @@ class Roster:
             raise ZrtError("unknown_session", f"{address.name} is not registered here: register first")
         return entry
 
-    def beat(self, address: Address, message: Beat, now: float) -> Entry:
+    def beat(self, address: Address, message: Beat, now: float) -> ProcessRecord:
         entry = self.known(address)
         if message.load is not None:
             seconds = now - entry.last_beat
@@ -143,7 +143,7 @@ class Roster:
             entry.state = message.state
         return entry
 
-    def state_changed(self, address: Address, message: StateChanged) -> Entry:
+    def state_changed(self, address: Address, message: StateChanged) -> ProcessRecord:
         entry = self.known(address)
         if message.serial == entry.serial and entry.seat is not None:
             if message.state == "loading" and entry.state != "loading":
@@ -163,7 +163,7 @@ class Roster:
         else:
             self.stale += 1
 
-    def died(self, name: str, incarnation: int) -> Entry | None:
+    def died(self, name: str, incarnation: int) -> ProcessRecord | None:
         """A process is gone (incarnation 0: whichever has that name); its entry, if it was here."""
         entry = self._entries.get(name)
         if entry is None or incarnation not in (0, entry.address.incarnation):
@@ -186,17 +186,17 @@ class Roster:
         self._lost[name] = why
         return True
 
-    def silent(self, now: float, limit: float) -> list[Entry]:
+    def silent(self, now: float, limit: float) -> list[ProcessRecord]:
         """Processes without a beat for more than `limit` seconds."""
         return [entry for entry in self._entries.values() if now - entry.last_beat > limit]
 
     # ---- what follows -------------------------------------------------------------------------------------------
 
-    def place(self) -> list[Entry]:
+    def place(self) -> list[ProcessRecord]:
         """Give what the plan lacks to blank block servers; those that got a seat. See Seating.place."""
         return self._seating.place()
 
-    def drain(self, name: str) -> Entry:
+    def drain(self, name: str) -> ProcessRecord:
         """Offer this replica to no new session. ZrtError as the client message Drain."""
         entry = self.block_server(name)
         if entry.state in ("draining", "drained"):
@@ -208,7 +208,7 @@ class Roster:
         entry.state = "draining"
         return entry
 
-    def undrain(self, name: str) -> Entry:
+    def undrain(self, name: str) -> ProcessRecord:
         """Offer it again; one that loads when it has loaded, if it says that it was drained. ZrtError as the client message Undrain."""
         entry = self.block_server(name)
         if entry.state not in ("draining", "drained", "loading"):
@@ -217,7 +217,7 @@ class Roster:
             entry.state = "ready"
         return entry
 
-    def block_server(self, name: str) -> Entry:
+    def block_server(self, name: str) -> ProcessRecord:
         """ZrtError bad_request: there is none of this name; warming_up: its process is being started."""
         entry = self._entries.get(name)
         if entry is None or entry.kind != "block_server":
@@ -229,15 +229,15 @@ class Roster:
             raise ZrtError("bad_request", f"there is no block server called {name}; there are: {names}")
         return entry
 
-    def server_or_worker(self, name: str) -> Entry:
+    def server_or_worker(self, name: str) -> ProcessRecord:
         """ZrtError bad_request: there is neither a block server nor a layer worker of this name."""
         entry = self._entries.get(name)
         return entry if entry is not None and entry.kind == "layer_worker" else self.block_server(name)
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> ProcessRecord | None:
         return self._entries.get(name)
 
-    def of_kind(self, kind: ActorKind) -> list[Entry]:
+    def of_kind(self, kind: ActorKind) -> list[ProcessRecord]:
         return [entry for entry in self._entries.values() if entry.kind == kind]
 
     def infos(self, now: float) -> list[ActorInfo]:

@@ -11,7 +11,7 @@ from zrt.runtime.cluster.file_schema import Conf
 from zrt.runtime.cluster.seats import Seat
 
 
-class Helping:
+class WorkerAllocation:
     """The workers of one cluster, by name. Block servers are named, too, since one may take another's seat."""
 
     def __init__(self, conf: Conf) -> None:

@@ -17,7 +17,7 @@ HEADROOM = 64
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Admitted:
     length: int
     slot: int
 
@@ -33,7 +33,7 @@ class Admission:
         self._max_sessions = sessions
         self._max_queue = queue
         self._queue: deque[tuple[int, int]] = deque()  # id, length
-        self._running: dict[int, _Seat] = {}  # oldest first
+        self._running: dict[int, _Admitted] = {}  # oldest first
         self._parked: dict[int, int] = {}  # id: length
         self._populations = [0] * slots
 
@@ -92,7 +92,7 @@ class Admission:
             session, length = self._queue.popleft()
             slot = self._populations.index(min(self._populations))
             self._populations[slot] += 1
-            self._running[session] = _Seat(length, slot)
+            self._running[session] = _Admitted(length, slot)
             admitted.append((session, slot))
         return admitted
 
@@ -163,7 +163,7 @@ class Admission:
     def waiting(self) -> int:
         return len(self._queue)
 
-    def _leave(self, session: int) -> _Seat:
+    def _leave(self, session: int) -> _Admitted:
         seat = self._running.pop(session)
         self._populations[seat.slot] -= 1
         return seat

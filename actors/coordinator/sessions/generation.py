@@ -5,29 +5,29 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from zrt.actors.coordinator.sessions.delivery import Delivery, caller_name
-from zrt.actors.coordinator.sessions.session import Piece, Session, State
+from zrt.actors.coordinator.sessions.session import Session, SessionState, TextPiece
 from zrt.runtime.messages.client import (
     Accepted,
     Error,
     Finished,
     Phase,
+    Piece,
     Progress,
     StageShare,
     Timings,
 )
-from zrt.runtime.messages.client import Piece as PieceEvent
 from zrt.runtime.messages.cluster import GAPS, HopInfo, SessionInfo
 from zrt.runtime.messages.sessions import SampledToken
 from zrt.runtime.page_keys import PageKeys
 
-PHASES: dict[State, Phase] = {
-    State.QUEUED: "queued",
-    State.PREFILL: "prefill",
-    State.DECODING: "decoding",
-    State.WAITING: "waiting",
-    State.PREEMPTED: "preempted",
-    State.PARKED: "parked",
-    State.REPLAYING: "replaying",
+PHASES: dict[SessionState, Phase] = {
+    SessionState.QUEUED: "queued",
+    SessionState.PREFILL: "prefill",
+    SessionState.DECODING: "decoding",
+    SessionState.WAITING: "waiting",
+    SessionState.PREEMPTED: "preempted",
+    SessionState.PARKED: "parked",
+    SessionState.REPLAYING: "replaying",
 }
 
 
@@ -62,7 +62,7 @@ class Generation:
         """The keys of its history's full pages."""
         return self.keys.of(self.session.tokens)
 
-    def tell(self, event: Accepted | Progress | PieceEvent | Finished | Error) -> None:
+    def tell(self, event: Accepted | Progress | Piece | Finished | Error) -> None:
         self.delivery.send(event, time.monotonic())
 
     def accepted(self, notes: list[str], lease_s: float) -> None:
@@ -80,9 +80,9 @@ class Generation:
             )
         )
 
-    def piece(self, piece: Piece) -> None:
+    def piece(self, piece: TextPiece) -> None:
         self.tell(
-            PieceEvent(
+            Piece(
                 id=self.delivery.request,
                 choice=self.choice,
                 index=piece.index,
@@ -97,7 +97,7 @@ class Generation:
         session = self.session
         if place is not None:
             done, total = place
-        elif session.state is State.DECODING:
+        elif session.state is SessionState.DECODING:
             done, total = session.completion_tokens, session.max_length - session.prompt_tokens
         else:
             done, total = self.filled, session.prompt_tokens
@@ -177,7 +177,7 @@ class Generation:
 
     def _pace(self, now: float) -> float:
         """Tokens a second over the last gaps, and the one that lasts if it is longer than these."""
-        if not self.gaps or self.session.state is not State.DECODING:
+        if not self.gaps or self.session.state is not SessionState.DECODING:
             return 0.0
         seconds, count = sum(self.gaps), len(self.gaps)
         late = now - self.last_token

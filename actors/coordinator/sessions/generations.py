@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from zrt.actors.coordinator.event_log import Journal
+from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.roster import Roster
 from zrt.actors.coordinator.metrics import Times
 from zrt.actors.coordinator.sessions.admission import Admission
 from zrt.actors.coordinator.sessions.delivery import Delivery, Leases, origin
 from zrt.actors.coordinator.sessions.generation import Generation
-from zrt.actors.coordinator.sessions.requests import Prompts
-from zrt.actors.coordinator.sessions.rerouting import Moves
+from zrt.actors.coordinator.sessions.requests import Requests
+from zrt.actors.coordinator.sessions.rerouting import Rerouting
 from zrt.actors.coordinator.sessions.routing import BLAMED
-from zrt.actors.coordinator.sessions.session import Piece, Session, State
+from zrt.actors.coordinator.sessions.session import Session, SessionState, TextPiece
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Bare
 from zrt.runtime.actor.timers import Periodic
@@ -26,7 +26,7 @@ from zrt.runtime.messages.cluster import SessionInfo
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.messages.sessions import Filled, Sampled, SampledToken, StepFailed
 from zrt.runtime.page_keys import PageKeys
-from zrt.runtime.text.detokenizer import Detokeniser
+from zrt.runtime.text.detokenizer import Detokenizer
 from zrt.runtime.text.stop_strings import StopMatcher
 
 log = logging.getLogger(__name__)
@@ -44,14 +44,14 @@ class Generations:
         self,
         actor: Actor,
         roster: Roster,
-        prompts: Prompts,
+        prompts: Requests,
         admission: Admission,
         *,
         model: str,
         page_tokens: int,
         lease_s: float,
         idle_s: float,
-        happened: Journal,
+        happened: EventLog,
     ) -> None:
         self.began = time.monotonic()
         self.dropped_stale = 0
@@ -69,7 +69,9 @@ class Generations:
         self._lease_s = lease_s
         self._idle_s = idle_s
         self._live: dict[int, Generation] = {}
-        self.moves = Moves(actor, roster.pipeline, admission, self._live, happened, fail=self._fail, admit=self._admit)
+        self.moves = Rerouting(
+            actor, roster.pipeline, admission, self._live, happened, fail=self._fail, admit=self._admit
+        )
         self._routing = self.moves.routing
         self._over = Leases(lease_s)
         self._tending: Periodic | None = None
@@ -110,7 +112,7 @@ class Generations:
             self._prompts.max_length(len(prompt), request.max_tokens),
             self._prompts.ends(request),
             replace(sampling, seed=sampling.seed + choice),
-            Detokeniser(tokenizer, prompt, self._prompts.eos) if tokenizer else None,
+            Detokenizer(tokenizer, prompt, self._prompts.eos) if tokenizer else None,
             StopMatcher(request.stop),
         )
         delivery = Delivery(self._actor, client, request.id, created, choice=choice)
@@ -202,7 +204,7 @@ class Generations:
 
     def _expected(self, generation: Generation) -> bool:
         """Whether something should come of it: it neither waits for its turn nor is parked."""
-        return generation.session.state is not State.PARKED and self._admission.place(generation.id) is None
+        return generation.session.state is not SessionState.PARKED and self._admission.place(generation.id) is None
 
     def _tend_stalled(self, generation: Generation, seconds: float) -> None:
         if generation.delivery.retry():
@@ -258,8 +260,8 @@ class Generations:
         self.tokens += 1
         if log.isEnabledFor(logging.DEBUG):
             log.debug("token %d", sampled.index, extra={"session": session.id, "step": sampled.index})
-        if session.state is not State.DECODING:
-            session.move(State.DECODING)
+        if session.state is not SessionState.DECODING:
+            session.move(SessionState.DECODING)
         try:
             piece = session.push(sampled.index, sampled.token, sampled.logprobs)
         except ZrtError as error:
@@ -272,7 +274,7 @@ class Generations:
 
     def _renew(self, generation: Generation) -> None:
         session = generation.session
-        if session.state is State.DECODING:
+        if session.state is SessionState.DECODING:
             self._routing.renew(generation, self._admission.rebalance(session.id))
 
     def on_filled(self, message: Filled, sender: int) -> None:
@@ -307,7 +309,7 @@ class Generations:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    def _show(self, generation: Generation, piece: Piece) -> None:
+    def _show(self, generation: Generation, piece: TextPiece) -> None:
         if piece.text or piece.token_ids:
             generation.piece(piece)
         if piece.finish is not None:

@@ -12,7 +12,7 @@ TRIED: Final = 2
 """Stages lost in a row, after which a session is tried alone."""
 
 
-class Suspects:
+class Quarantine:
     """Sessions by id."""
 
     def __init__(self) -> None:

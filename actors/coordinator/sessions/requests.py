@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from zrt.runtime.actor.executor import Lane
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 from zrt.runtime.messages.client import Generate
@@ -14,7 +14,7 @@ from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.text.tokenizer import Tokenizer
 
 
-class Prompts:
+class Requests:
     """One model's tokenizer, end tokens and defaults; `notes` says which of its makers' wishes go unheeded.
 
     Tokenising runs in a thread of its own: a long prompt takes a while."""
@@ -27,10 +27,10 @@ class Prompts:
         asked = ", ".join(self.defaults.unheeded)
         self.notes = [f"the model's generation_config asks for {asked}, which zrt does not do"] if asked else []
         self._vocab_size = spec.vocab_size
-        self._lane = Lane("tokenise")
+        self._executor = ComputeExecutor("tokenise")
 
     def close(self) -> None:
-        self._lane.close()
+        self._executor.close()
 
     async def encode(self, request: Generate) -> list[int]:
         """The prompt's token ids. ZrtError bad_request, context_exceeded."""
@@ -58,13 +58,13 @@ class Prompts:
             raise ZrtError("bad_request", "this model has no tokenizer: give token_ids (--token-ids 1,2,3)")
         if request.messages is not None:
             messages = [{"role": message.role, "content": message.content} for message in request.messages]
-            return await self._lane.run(tokenizer.encode_chat, messages)
+            return await self._executor.run(tokenizer.encode_chat, messages)
         text = request.prompt or ""
         if not text:
             raise ZrtError("bad_request", "the prompt is empty")
         if request.raw:
-            return await self._lane.run(tokenizer.encode_raw, text)
-        return await self._lane.run(tokenizer.encode_chat, [{"role": "user", "content": text}])
+            return await self._executor.run(tokenizer.encode_raw, text)
+        return await self._executor.run(tokenizer.encode_chat, [{"role": "user", "content": text}])
 
     def max_length(self, prompt: int, max_tokens: int | None) -> int:
         """Where the history ends at the latest, in tokens."""

@@ -4,21 +4,21 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from zrt.actors.coordinator.event_log import Journal
+from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.pipeline import Crowd, Pipeline
 from zrt.actors.coordinator.sessions.admission import Admission
 from zrt.actors.coordinator.sessions.generation import Generation
 from zrt.actors.coordinator.sessions.routing import Routing
-from zrt.actors.coordinator.sessions.session import State
+from zrt.actors.coordinator.sessions.session import SessionState
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 from zrt.runtime.messages.control import Address
 
-RUNNING = frozenset({State.PREFILL, State.DECODING, State.REPLAYING})
+RUNNING = frozenset({SessionState.PREFILL, SessionState.DECODING, SessionState.REPLAYING})
 
 
-class Moves:
+class Rerouting:
     """`live` are the sessions there are, by id. `fail` ends one that no route can save, `admit` lets those in the queue come.
 
     `news` is set when a session left where it ran, or may leave: whoever waits for that clears it before it looks.
@@ -30,7 +30,7 @@ class Moves:
         pipeline: Pipeline,
         admission: Admission,
         live: Mapping[int, Generation],
-        happened: Journal,
+        happened: EventLog,
         *,
         fail: Callable[[Generation, ZrtError], None],
         admit: Callable[[], None],
@@ -53,13 +53,13 @@ class Moves:
         lost = self._pipeline.stage_lost()
         for generation in list(self._live.values()):
             session = generation.session
-            if session.state not in (State.WAITING, State.PARKED):
+            if session.state not in (SessionState.WAITING, SessionState.PARKED):
                 continue
             if lost is not None:
                 self._fail(generation, lost)
             elif self._pipeline.route(session.route) is None:
                 continue
-            elif session.state is State.WAITING:
+            elif session.state is SessionState.WAITING:
                 self.routing.begin(generation)
             else:
                 self._admission.unpark(session.id)
@@ -80,7 +80,7 @@ class Moves:
         """Leave this block server, if the pipeline offers a route without it. A session that waits for another stage meanwhile keeps its place."""
         session = generation.session
         route = self._pipeline.route(session.route)
-        if session.state is State.PREEMPTED:
+        if session.state is SessionState.PREEMPTED:
             return True  # it is leaving already
         if route is not None and address not in route:
             generation.fault = why
@@ -92,7 +92,7 @@ class Moves:
         """Free what it holds on all stages and keep its history, until there is a route again."""
         session = generation.session
         session.epoch += 1
-        session.move(State.PARKED)
+        session.move(SessionState.PARKED)
         self.routing.leave(generation)
         session.route = []
         self.news.set()
@@ -108,7 +108,7 @@ class Moves:
 
     def peer_lost(self, address: Address, why: str, *, died: bool = False) -> None:
         """Sessions that ran through this process take another route; clients are told `why`. Where it `died`, it may have been for one of them."""
-        moved = [one for one in self.through(address) if one.session.state is not State.PREEMPTED]
+        moved = [one for one in self.through(address) if one.session.state is not SessionState.PREEMPTED]
         if moved:
             self._happened.add("reroute", address.name, f"{counted(len(moved), 'session')} to take another route")
         gone = ZrtError("stage_lost", why, address.name)
@@ -131,7 +131,7 @@ class Moves:
             return False
         generation = self._live[youngest]
         generation.session.epoch += 1
-        generation.session.move(State.PREEMPTED)
+        generation.session.move(SessionState.PREEMPTED)
         generation.fault = f"{stage} ran out of KV pages"
         self._happened.add("preemption", f"{youngest:016x}", generation.fault)
         self.routing.leave_trial(generation)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from zrt.actors.coordinator.fleet.pipeline import Crowd, Pipeline
 from zrt.actors.coordinator.sessions.generation import Generation
-from zrt.actors.coordinator.sessions.quarantine import LOSSES, Suspects
-from zrt.actors.coordinator.sessions.session import Session, Span, State, replay_spans
+from zrt.actors.coordinator.sessions.quarantine import LOSSES, Quarantine
+from zrt.actors.coordinator.sessions.session import ReplaySpan, Session, SessionState, replay_spans
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.errors import MEMORY, ZrtError
 from zrt.runtime.messages.control import Address
@@ -50,7 +50,7 @@ class Routing:
         moved: Callable[[], None],
         cleared: Callable[[], None],
     ) -> None:
-        self.suspects = Suspects()
+        self.suspects = Quarantine()
         self._actor = actor
         self._pipeline = pipeline
         self._crowd = crowd
@@ -97,7 +97,7 @@ class Routing:
         """Let the ring run on, in this slot, once half its credit is used up; a client that does not listen gets none."""
         session = generation.session
         length = len(session.tokens)
-        if session.state is not State.DECODING or generation.delivery.stalled:
+        if session.state is not SessionState.DECODING or generation.delivery.stalled:
             return
         if session.credit - length <= CREDIT // 2:
             session.credit = length + CREDIT
@@ -156,7 +156,7 @@ class Routing:
             return
         if session.epoch != epoch or session.finished:
             return
-        session.move(State.PREFILL if session.completion_tokens == 0 else State.REPLAYING)
+        session.move(SessionState.PREFILL if session.completion_tokens == 0 else SessionState.REPLAYING)
         generation.filled = min(have)
         generation.progress()
         for span in replay_spans(have, len(session.tokens)):
@@ -177,7 +177,7 @@ class Routing:
             raise ZrtError("internal", "a replica did not answer `opened`")
         return have
 
-    def _send_span(self, generation: Generation, span: Span) -> None:
+    def _send_span(self, generation: Generation, span: ReplaySpan) -> None:
         session = generation.session
         ids = array("I", session.tokens[span.start : span.stop])
         step = Step(session.id, session.epoch, span.start, len(ids), session.slot, span.until)
@@ -190,8 +190,8 @@ class Routing:
     def _wait(self, generation: Generation) -> None:
         """No complete route: the session waits until the pipeline changes, or ends if that cannot help. What is left of its route keeps its KV."""
         self.leave_trial(generation)
-        if generation.session.state is not State.WAITING:
-            generation.session.move(State.WAITING)
+        if generation.session.state is not SessionState.WAITING:
+            generation.session.move(SessionState.WAITING)
         lost = self._pipeline.stage_lost()
         if lost is not None:
             self._fail(generation, lost)

@@ -15,7 +15,7 @@ from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 from zrt.runtime.text.stop_strings import StopMatcher
 
 
-class State(StrEnum):
+class SessionState(StrEnum):
     QUEUED = "queued"  # not admitted yet
     PREFILL = "prefill"  # opened, the prompt is being run
     DECODING = "decoding"
@@ -26,20 +26,20 @@ class State(StrEnum):
     FINISHED = "finished"
 
 
-_ANY_TIME = frozenset({State.WAITING, State.PARKED, State.PREEMPTED, State.FINISHED})
-MOVES: dict[State, frozenset[State]] = {
-    State.QUEUED: _ANY_TIME | {State.PREFILL},
-    State.PREEMPTED: _ANY_TIME | {State.PREFILL, State.REPLAYING},
-    State.PARKED: _ANY_TIME | {State.PREFILL, State.REPLAYING},
-    State.PREFILL: _ANY_TIME | {State.PREFILL, State.DECODING, State.REPLAYING},
-    State.DECODING: _ANY_TIME | {State.REPLAYING},
-    State.WAITING: _ANY_TIME | {State.PREFILL, State.REPLAYING},
-    State.REPLAYING: _ANY_TIME | {State.DECODING, State.REPLAYING},
-    State.FINISHED: frozenset(),
+_ANY_TIME = frozenset({SessionState.WAITING, SessionState.PARKED, SessionState.PREEMPTED, SessionState.FINISHED})
+MOVES: dict[SessionState, frozenset[SessionState]] = {
+    SessionState.QUEUED: _ANY_TIME | {SessionState.PREFILL},
+    SessionState.PREEMPTED: _ANY_TIME | {SessionState.PREFILL, SessionState.REPLAYING},
+    SessionState.PARKED: _ANY_TIME | {SessionState.PREFILL, SessionState.REPLAYING},
+    SessionState.PREFILL: _ANY_TIME | {SessionState.PREFILL, SessionState.DECODING, SessionState.REPLAYING},
+    SessionState.DECODING: _ANY_TIME | {SessionState.REPLAYING},
+    SessionState.WAITING: _ANY_TIME | {SessionState.PREFILL, SessionState.REPLAYING},
+    SessionState.REPLAYING: _ANY_TIME | {SessionState.DECODING, SessionState.REPLAYING},
+    SessionState.FINISHED: frozenset(),
 }
 
 
-class Detokeniser(Protocol):
+class TextStream(Protocol):
     """Turns ids into text that never changes afterwards."""
 
     def push(self, token: int) -> str: ...
@@ -47,7 +47,7 @@ class Detokeniser(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """What may be shown now: `index` counts the generated tokens before `token_ids`; `finish` is set on the last piece.
 
     `logprobs` has one entry a token, None if the session did not ask for them.
@@ -69,9 +69,9 @@ class Session:
     max_length: int
     eos: frozenset[int]
     sampling: Sampling
-    detokeniser: Detokeniser | None
+    detokeniser: TextStream | None
     stops: StopMatcher
-    state: State = State.QUEUED
+    state: SessionState = SessionState.QUEUED
     epoch: int = 0
     route: list[Address] = field(default_factory=list)
     slot: int = 0
@@ -90,14 +90,14 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        return self.state is State.FINISHED
+        return self.state is SessionState.FINISHED
 
-    def move(self, state: State) -> None:
+    def move(self, state: SessionState) -> None:
         if state not in MOVES[self.state]:
             raise ZrtError("internal", f"session {self.id:016x} cannot go from {self.state} to {state}")
         self.state = state
 
-    def push(self, index: int, token: int, logprobs: TokenLogprobs | None = None) -> Piece | None:
+    def push(self, index: int, token: int, logprobs: TokenLogprobs | None = None) -> TextPiece | None:
         """Take the token that stands at history index `index`; the piece that may be shown now, if any.
 
         A token the history already holds is ignored (a repeat); one beyond its end is a `kv_gap`: something was lost.
@@ -118,7 +118,7 @@ class Session:
             return self.finish("length", text)
         return self._piece(text) if text or not self.detokeniser else None
 
-    def finish(self, reason: FinishReason, text: str = "") -> Piece:
+    def finish(self, reason: FinishReason, text: str = "") -> TextPiece:
         """End the session; what the detokeniser and the stop matcher still hold back is shown, up to a stop in it."""
         if self.detokeniser and self.stops.matched is None:
             text += self._before_stop(self.detokeniser.finish())
@@ -132,21 +132,21 @@ class Session:
         """What of the text surely stands before any stop string; none is looked for in the text of the first `min_tokens` tokens."""
         return text if self.completion_tokens <= self.sampling.min_tokens else self.stops.push(text)
 
-    def _end(self, reason: FinishReason, text: str) -> Piece:
-        self.move(State.FINISHED)
+    def _end(self, reason: FinishReason, text: str) -> TextPiece:
+        self.move(SessionState.FINISHED)
         self.reason = reason
         return self._piece(text)
 
-    def _piece(self, text: str) -> Piece:
+    def _piece(self, text: str) -> TextPiece:
         index, self._shown = self._shown, self.completion_tokens
         logprobs, self._logprobs = self._logprobs, []
         asked = self.sampling.logprobs is not None
         token_ids = self.tokens[self.prompt_tokens + index :]
-        return Piece(index, text, token_ids, self.reason, logprobs if asked else None)
+        return TextPiece(index, text, token_ids, self.reason, logprobs if asked else None)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ReplaySpan:
     """Tokens [start, stop) of the history, to be run from stage 0 through stage `until` (-1: the whole route, which samples)."""
 
     start: int
@@ -154,7 +154,7 @@ class Span:
     until: int
 
 
-def replay_spans(have: Sequence[int], length: int) -> list[Span]:
+def replay_spans(have: Sequence[int], length: int) -> list[ReplaySpan]:
     """What to send so that every stage holds the history and its last token is sampled from.
 
     `have[i]` is how many of the `length` tokens stage i holds. Stages behind the last one that lacks something keep
@@ -165,5 +165,5 @@ def replay_spans(have: Sequence[int], length: int) -> list[Span]:
     start = min(held)
     lacking = [stage for stage, n in enumerate(held) if n < last]
     if not lacking or lacking[-1] == len(held) - 1:
-        return [Span(start, length, -1)]
-    return [Span(start, last, lacking[-1]), Span(last, length, -1)]
+        return [ReplaySpan(start, length, -1)]
+    return [ReplaySpan(start, last, lacking[-1]), ReplaySpan(last, length, -1)]

@@ -12,7 +12,7 @@ from zrt.runtime.compute.cuda.inputs import Size
 from zrt.runtime.compute.decoder.tp_linear import LEADER
 from zrt.runtime.compute.decoder.workspace import Views
 from zrt.runtime.compute.shared_rows.channel import Rows
-from zrt.runtime.compute.turn import Step
+from zrt.runtime.compute.turn import BatchStep
 
 if TYPE_CHECKING:
     from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder
@@ -59,7 +59,7 @@ class Graph:
         """Inputs.void of the last launch."""
         return self._inputs.void
 
-    def launch(self, steps: Sequence[Step], x: Rows) -> None:
+    def launch(self, steps: Sequence[BatchStep], x: Rows) -> None:
         self._inputs.fill(steps, x)
         self._inputs.send()
         self._graph.replay()
@@ -73,7 +73,7 @@ class Graph:
             self._draw.replay()
             self._said = self._drawn
 
-    def launch_next(self, steps: Sequence[Step]) -> None:
+    def launch_next(self, steps: Sequence[BatchStep]) -> None:
         """Again, for the tokens that are picked from the last launch."""
         assert self._said is not None
         self._inputs.fill(steps, torch.zeros(len(steps), dtype=torch.int64))

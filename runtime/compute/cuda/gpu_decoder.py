@@ -30,7 +30,7 @@ from zrt.runtime.compute.decoder.shard import Block, Shard
 from zrt.runtime.compute.decoder.workspace import Views
 from zrt.runtime.compute.kv.paged_cache import PagedKVCache
 from zrt.runtime.compute.shared_rows.channel import Rows
-from zrt.runtime.compute.turn import Picking, Step
+from zrt.runtime.compute.turn import BatchStep, Picking
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 
@@ -39,7 +39,7 @@ GRAPH_SIZES: Final = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))
 
 
 class GpuDecoder(Decoder):
-    """A shard and its paged cache on one CUDA device. Not thread-safe: one lane uses it."""
+    """A shard and its paged cache on one CUDA device. Not thread-safe: one executor uses it."""
 
     def __init__(self, shard: Shard, cache: PagedKVCache, sessions: int) -> None:
         super().__init__(shard, cache)
@@ -118,7 +118,7 @@ class GpuDecoder(Decoder):
         self._graphs.clear()
         self._prompt_graphs.clear()
 
-    def _run(self, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
+    def _run(self, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
         self.best = self.void = None
         try:
             if all(step.n == 1 and (step.logits or not self.shard.is_last) for step in steps):
@@ -133,7 +133,7 @@ class GpuDecoder(Decoder):
                 "insufficient_vram", f"{self.shard.device} has no memory left for a turn of {counted(len(x), 'token')}"
             ) from error
 
-    def _replay(self, graph: Graph, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
+    def _replay(self, graph: Graph, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
         """Decode. Where the same sessions go on as they did before, and nothing but their tokens is asked for, their next tokens are begun at
         once: the device goes from token to token while the host still says what they were. Where another stage begins them, it is told at once.
         """
@@ -156,18 +156,20 @@ class GpuDecoder(Decoder):
             picking.asked()
         next_begun = goes_on and picking.alone and self.shard.is_first and self._reserve_next(steps)
         if next_begun:
-            graph.launch_next([Step(step.key, step.seq_pos + 1, 1, rope_length=step.rope_length) for step in steps])
+            graph.launch_next(
+                [BatchStep(step.key, step.seq_pos + 1, 1, rope_length=step.rope_length) for step in steps]
+            )
         self.best = graph.said(len(steps))
         if next_begun:
             self._ahead = [int(token) for token in self.best[1].tolist()], self._places(steps, 1)
         return graph.result[: len(steps)]
 
-    def _places(self, steps: Sequence[Step], later: int) -> list[int]:
+    def _places(self, steps: Sequence[BatchStep], later: int) -> list[int]:
         """The page of each step's token, or of one so many tokens later."""
         page = self.pages.page_tokens
         return [int(self.pages.table(step.key)[(step.seq_pos + later) // page]) for step in steps]
 
-    def _reserve_next(self, steps: Sequence[Step]) -> bool:
+    def _reserve_next(self, steps: Sequence[BatchStep]) -> bool:
         """Whether there is room for the token after each step's, and memory to spare."""
         if self.pages.stats().free <= 2 * len(steps):
             return False
@@ -178,7 +180,7 @@ class GpuDecoder(Decoder):
             return False
         return True
 
-    def _mixed(self, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
+    def _mixed(self, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
         """A batch with steps of several tokens, or of one whose logits nobody wants, or of more sessions than there are graphs for."""
         size = Size.of(steps)
         graph = next((graph for graph in self._prompt_graphs if graph.size.holds(size)), None)

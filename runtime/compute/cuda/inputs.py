@@ -14,7 +14,7 @@ from zrt.runtime.compute.decoder.rope import Rotary
 from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.kv.paged_cache import PagedKVCache
 from zrt.runtime.compute.shared_rows.channel import HandedRows, Rows, parts_of
-from zrt.runtime.compute.turn import Step
+from zrt.runtime.compute.turn import BatchStep
 
 ALIGNMENT: Final = 256
 
@@ -28,7 +28,7 @@ class Size:
     singles: int
 
     @classmethod
-    def of(cls, steps: Sequence[Step]) -> "Size":
+    def of(cls, steps: Sequence[BatchStep]) -> "Size":
         longer = [step.n for step in steps if step.n > 1]
         return cls(sum(longer), len(longer), len(steps) - len(longer))
 
@@ -106,7 +106,7 @@ class Inputs:
         """int64 on the device: the rows whose logits are asked for."""
         return self._asked_there[: self._asking]
 
-    def fill(self, steps: Sequence[Step], x: Rows) -> None:
+    def fill(self, steps: Sequence[BatchStep], x: Rows) -> None:
         """Write a batch; rows beyond its own stand for one token of a history in the spare page."""
         self._buffers.sent.synchronize()  # the copy before has read the buffer
         cache, page = self._cache, self._cache.page_tokens

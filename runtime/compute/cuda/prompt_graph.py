@@ -13,7 +13,7 @@ from torch import Tensor
 from zrt.runtime.compute.cuda.inputs import Buffers, Inputs, Size
 from zrt.runtime.compute.decoder.workspace import Views
 from zrt.runtime.compute.shared_rows.channel import Rows
-from zrt.runtime.compute.turn import Step
+from zrt.runtime.compute.turn import BatchStep
 
 if TYPE_CHECKING:
     from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder
@@ -67,7 +67,7 @@ class PromptGraph:
             self._decoder.blocks(self._inputs, self._views)
         return self._graph.pool()
 
-    def launch(self, steps: Sequence[Step], x: Rows) -> tuple[Inputs, Tensor]:
+    def launch(self, steps: Sequence[BatchStep], x: Rows) -> tuple[Inputs, Tensor]:
         """What the batch was told, and its hidden states [rows, hidden], until the next launch."""
         self._inputs.fill(steps, x)
         self._inputs.send()

@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from zrt.runtime.compute.cpu import numba_runtime
 from zrt.runtime.compute.cpu.decode_attention import DecodeAttention, DecodeStep
 from zrt.runtime.compute.decoder.workspace import Views
-from zrt.runtime.compute.kv.slab_cache import KVCache
-from zrt.runtime.compute.turn import Step
+from zrt.runtime.compute.kv.slab_cache import SlabKVCache
+from zrt.runtime.compute.turn import BatchStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class RaggedAttention:
     """
 
     def __init__(
-        self, spec: AttentionSpec, cache: KVCache, steps: Sequence[Step], positions: Tensor, views: Views
+        self, spec: AttentionSpec, cache: SlabKVCache, steps: Sequence[BatchStep], positions: Tensor, views: Views
     ) -> None:
         by_kernel = len(steps) > 1 and numba_runtime.take(cache.slab)
         self._segments: list[_Segment] = []
-        singles: list[tuple[int, Step]] = []
+        singles: list[tuple[int, BatchStep]] = []
         start = 0
         for step in steps:
             if by_kernel and step.n == 1:
@@ -68,7 +68,7 @@ class RaggedAttention:
 
 
 def _decodes(
-    spec: AttentionSpec, cache: KVCache, steps: Sequence[tuple[int, Step]], views: Views
+    spec: AttentionSpec, cache: SlabKVCache, steps: Sequence[tuple[int, BatchStep]], views: Views
 ) -> list[DecodeAttention]:
     """Of each block, the attention of all steps of one token, which are given with their rows in the batch."""
 
@@ -88,7 +88,7 @@ def _decodes(
 class _Segment:
     """One step's part of the batch and of the cache. All views of a forward are made here, none in its blocks."""
 
-    def __init__(self, spec: AttentionSpec, cache: KVCache, step: Step, views: Views, start: int) -> None:
+    def __init__(self, spec: AttentionSpec, cache: SlabKVCache, step: BatchStep, views: Views, start: int) -> None:
         """`start` is its first row in the batch."""
         rows = slice(start, start + step.n)
         queries, out = views.queries[rows], views.attended_heads[rows]  # [n, kv heads, group, head_dim]
@@ -128,7 +128,7 @@ class _Past:
     """The keys and values, of every block, that a step sees through one window, and which of its tokens sees which of them."""
 
     def __init__(
-        self, row: Tensor, step: Step, window: int | None, group: int, dtype: torch.dtype, *, causal: bool
+        self, row: Tensor, step: BatchStep, window: int | None, group: int, dtype: torch.dtype, *, causal: bool
     ) -> None:
         """`row` is [blocks, 2, kv heads, context, head_dim]. `causal`: the attention knows the plain causal mask by itself."""
         total = step.seq_pos + step.n

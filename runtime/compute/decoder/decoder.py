@@ -17,15 +17,15 @@ from zrt.runtime.compute.decoder.shard import Block, Shard
 from zrt.runtime.compute.decoder.tp_linear import NormsOverRanks
 from zrt.runtime.compute.decoder.workspace import Views, Workspace
 from zrt.runtime.compute.kv.session_cache import SessionCache
-from zrt.runtime.compute.kv.slab_cache import KVCache
+from zrt.runtime.compute.kv.slab_cache import SlabKVCache
 from zrt.runtime.compute.shared_rows.channel import HandedRows, Rows
-from zrt.runtime.compute.turn import LOGITS, Picking, Step, session_name
+from zrt.runtime.compute.turn import LOGITS, BatchStep, Picking, session_name
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 
 
 class Decoder:
-    """A shard and its cache. Not thread-safe: one lane uses it."""
+    """A shard and its cache. Not thread-safe: one executor uses it."""
 
     def __init__(self, shard: Shard, cache: SessionCache) -> None:
         self.shard = shard
@@ -53,7 +53,7 @@ class Decoder:
     def end(self) -> None:
         """Let go of what holds a group's operations, before the group ends."""
 
-    def admit(self, step: Step, x: Tensor | HandedRows) -> None:
+    def admit(self, step: BatchStep, x: Tensor | HandedRows) -> None:
         """Check one step and its input, and take the pages it needs, going back first where it starts before the end.
 
         Idempotent; on error nothing has changed. Errors: `unknown_session`; `kv_gap` when it starts beyond the tokens held, or takes the
@@ -64,7 +64,7 @@ class Decoder:
         self._take_pages(step)
 
     @torch.inference_mode()
-    def forward(self, steps: Sequence[Step], x: Rows, picking: Picking = LOGITS) -> Tensor:
+    def forward(self, steps: Sequence[BatchStep], x: Rows, picking: Picking = LOGITS) -> Tensor:
         """Run one turn. Rows of `x` and of the result lie in the order of `steps`, `n` rows each.
 
         `x`: token ids int64 [rows] on the first stage, else hidden states [rows, hidden] in the shard's dtype; it is not written to.
@@ -87,7 +87,7 @@ class Decoder:
             self.cache.commit(step.key, step.seq_pos + step.n)
         return result
 
-    def _run(self, steps: Sequence[Step], x: Rows, picking: Picking) -> Tensor:
+    def _run(self, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
         assert isinstance(x, Tensor)
         shard = self.shard
         views = self._workspace.views(len(x))
@@ -101,9 +101,9 @@ class Decoder:
             self._blocks(steps, views)
         return views.hidden.clone() if shard.head is None else self._logits(steps, views.hidden)
 
-    def _blocks(self, steps: Sequence[Step], views: Views) -> None:
+    def _blocks(self, steps: Sequence[BatchStep], views: Views) -> None:
         """All blocks, in place on `views.hidden`."""
-        assert isinstance(self.cache, KVCache)
+        assert isinstance(self.cache, SlabKVCache)
         positions = torch.tensor(
             [position for step in steps for position in range(step.seq_pos, step.seq_pos + step.n)]
         )
@@ -158,7 +158,7 @@ class Decoder:
             views.normed.mul_(scale)
         views.hidden.add_(views.normed)
 
-    def _logits(self, steps: Sequence[Step], hidden: Tensor) -> Tensor:
+    def _logits(self, steps: Sequence[BatchStep], hidden: Tensor) -> Tensor:
         shard = self.shard
         assert shard.final_norm is not None
         assert shard.head is not None
@@ -183,7 +183,7 @@ class Decoder:
             logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits.float()
 
-    def _take_pages(self, step: Step) -> None:
+    def _take_pages(self, step: BatchStep) -> None:
         have = self.cache.have(step.key)
         if step.seq_pos > have:
             raise ZrtError(
@@ -201,7 +201,7 @@ class Decoder:
             self.cache.rewind(step.key, step.seq_pos)
             self.cache.reserve(step.key, step.seq_pos + step.n)
 
-    def _check_input(self, steps: Sequence[Step], x: Rows) -> None:
+    def _check_input(self, steps: Sequence[BatchStep], x: Rows) -> None:
         spec, rows = self.shard.spec, sum(step.n for step in steps)
         if not steps or len({step.key for step in steps}) != len(steps):
             raise ZrtError("bad_request", "a batch holds at least one step, and one step a session")

@@ -26,7 +26,7 @@ from zrt.runtime.models.checkpoint.layout import (
     gate_up_parts,
     qkv_parts,
 )
-from zrt.runtime.models.checkpoint.split import Part, part_bytes
+from zrt.runtime.models.checkpoint.split import RankPart, part_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Shard:
         if not first >= 0 or not least <= last < spec.num_blocks:
             raise ZrtError("bad_config", f"blocks {first}-{last} are not within this model's 0-{spec.num_blocks - 1}")
         source, spec = source.matched(spec)
-        part = Part() if group is None else Part(group.rank, group.world)
+        part = RankPart() if group is None else RankPart(group.rank, group.world)
         own = part.spec(spec)
         if ends is None:
             ends = first == 0, last == spec.num_blocks - 1
@@ -155,7 +155,7 @@ class _Loader:
         source: Source,
         dtype: torch.dtype,
         device: torch.device,
-        part: Part,
+        part: RankPart,
         group: Collectives | None,
         nbytes: int,
         progress: Callable[[int, int], None] | None,

@@ -44,7 +44,7 @@ class Opening:
 
 
 @dataclass(slots=True)
-class _Row:
+class _PageRow:
     number: int
     have: int = 0  # tokens
     pages: int = 0
@@ -61,9 +61,9 @@ class PagePool:
         self._page_bytes = page_bytes
         self._max_sessions = sessions
         self._free_rows = list(range(2 * sessions))[::-1]
-        self._sessions: dict[Hashable, _Row] = {}
-        self._cached: OrderedDict[int, _Row] = OrderedDict()  # least recently used first
-        self._holders: dict[int, dict[int, _Row]] = {}  # a page's name: the rows that have it
+        self._sessions: dict[Hashable, _PageRow] = {}
+        self._cached: OrderedDict[int, _PageRow] = OrderedDict()  # least recently used first
+        self._holders: dict[int, dict[int, _PageRow]] = {}  # a page's name: the rows that have it
         self._used = 0
         self._cached_pages = 0
         self._freed: list[Freed] = []
@@ -193,20 +193,20 @@ class PagePool:
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._page_tokens)
 
-    def _row(self, key: Hashable) -> _Row:
+    def _row(self, key: Hashable) -> _PageRow:
         row = self._sessions.get(key)
         if row is None:
             raise ZrtError("unknown_session", f"session {session_name(key)} is not open here")
         return row
 
-    def _new_row(self, keep: _Row | None) -> _Row:
+    def _new_row(self, keep: _PageRow | None) -> _PageRow:
         """A row for a session; if all are taken, of the cached one that was used least recently (but not `keep`)."""
         if not self._free_rows:
             victim = next(row for row in self._cached.values() if row is not keep)
             self._evict(victim, victim.pages)
-        return _Row(self._free_rows.pop())
+        return _PageRow(self._free_rows.pop())
 
-    def _take_over(self, key: Hashable, source: _Row, pages: int, names: Sequence[int]) -> Opening:
+    def _take_over(self, key: Hashable, source: _PageRow, pages: int, names: Sequence[int]) -> Opening:
         """A cached row becomes the session's own; what it holds beyond the common prefix is given up."""
         self._evict(source, source.pages - pages)
         del self._cached[source.number]
@@ -216,7 +216,7 @@ class PagePool:
         self._name(source, names)
         return Opening(source.number, source.number, source.have)
 
-    def _make_room(self, pages: int, keep: _Row | None) -> int:
+    def _make_room(self, pages: int, keep: _PageRow | None) -> int:
         """Evict cached pages (not those of `keep`) until so many are free, or nothing is left to evict; how many are free."""
         for row in list(self._cached.values()):
             missing = pages - (self._total - self._used - self._cached_pages)
@@ -226,7 +226,7 @@ class PagePool:
                 self._evict(row, min(missing, row.pages))
         return self._total - self._used - self._cached_pages
 
-    def _evict(self, row: _Row, pages: int) -> None:
+    def _evict(self, row: _PageRow, pages: int) -> None:
         """Take so many pages off the end of a cached row."""
         self._hide(row, row.pages - pages)
         self._cached_pages -= self._shrink(row, row.pages - pages)
@@ -235,7 +235,7 @@ class PagePool:
             del self._cached[row.number]
             self._free_rows.append(row.number)
 
-    def _shrink(self, row: _Row, pages: int) -> int:
+    def _shrink(self, row: _PageRow, pages: int) -> int:
         """Keep the first `pages` of a row; how many went."""
         surplus = row.pages - pages
         if surplus > 0:
@@ -245,7 +245,7 @@ class PagePool:
 
     # ---- names --------------------------------------------------------------------------------------------------
 
-    def _longest(self, names: Sequence[int]) -> tuple[_Row | None, int]:
+    def _longest(self, names: Sequence[int]) -> tuple[_PageRow | None, int]:
         """The row with the longest prefix of these pages, and its length in pages; sessions' rows and cached ones alike."""
         for pages in range(len(names), 0, -1):
             holders = self._holders.get(names[pages - 1])
@@ -253,7 +253,7 @@ class PagePool:
                 return next(iter(holders.values())), pages
         return None, 0
 
-    def _name(self, row: _Row, names: Sequence[int]) -> None:
+    def _name(self, row: _PageRow, names: Sequence[int]) -> None:
         same = 0
         while same < min(len(names), row.named) and names[same] == row.names[same]:
             same += 1
@@ -261,13 +261,13 @@ class PagePool:
         row.names = list(names)
         self._publish(row)
 
-    def _publish(self, row: _Row) -> None:
+    def _publish(self, row: _PageRow) -> None:
         upto = min(len(row.names), row.have // self._page_tokens)
         for name in row.names[row.named : upto]:
             self._holders.setdefault(name, {})[row.number] = row
         row.named = max(row.named, upto)
 
-    def _hide(self, row: _Row, pages: int) -> None:
+    def _hide(self, row: _PageRow, pages: int) -> None:
         """Only the first `pages` may be found from now on."""
         for name in row.names[pages : row.named]:
             holders = self._holders[name]

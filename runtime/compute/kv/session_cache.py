@@ -10,7 +10,7 @@ from zrt.runtime.errors import ZrtError
 
 class SessionCache(ABC):
     """Sessions of at most `context` tokens. Keys are any hashable. Errors: `unknown_session` for a key that is not open, and those named
-    below. Not thread-safe: one lane uses it."""
+    below. Not thread-safe: one executor uses it."""
 
     def __init__(self, pages: PagePool, context: int) -> None:
         self.context = context

@@ -26,7 +26,7 @@ _MAP_NORESERVE: Final = 0x4000  # <asm-generic/mman.h>; the mmap module does not
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class KVCache(SessionCache):
+class SlabKVCache(SessionCache):
     """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most `context` tokens, in `budget` bytes."""
 
     def __init__(

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.shared_rows.ring import LAST, PAGE, Device, SharedPlaces, made, mapped
+from zrt.runtime.compute.shared_rows.ring import LAST, PAGE, Device, RowRing, made, mapped
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.header import HandedOver
 
@@ -37,13 +37,13 @@ _TURNS: Final = 1 << 32
 
 
 class Outlet:
-    """The memory that this process writes for one other, with places of `place_bytes` bytes. `prepare` and what follows are the lane's."""
+    """The memory that this process writes for one other, with places of `place_bytes` bytes. `prepare` and what follows are the executor's."""
 
     def __init__(self, place_bytes: int, device: Device, places: int = PLACES) -> None:
         self._place_bytes = -(-place_bytes // PAGE) * PAGE
         self._places = places
         self._device = device
-        self._memory: SharedPlaces | None = None
+        self._memory: RowRing | None = None
         self._fd = self._inode = -1
         self._turns = [0] * places
         self._last = 0
@@ -96,7 +96,7 @@ class Outlet:
             os.close(self._fd)
             self._memory = None
 
-    def _make(self) -> SharedPlaces:
+    def _make(self) -> RowRing:
         self._fd, self._memory = made(self._places, self._place_bytes, self._device)
         self._inode = os.fstat(self._fd).st_ino
         return self._memory
@@ -138,7 +138,7 @@ class Inlet:
         end = max((first + count for first, count in steps), default=0)
         if handed.place >= self.places or end * dtype.itemsize * int(np.prod(shape, dtype=np.int64)) > self.place_bytes:
             raise ZrtError("bad_request", f"handed: no {end} rows in place {handed.place}")
-        turn = _Turn(self, handed.place, handed.turn, handed.number)
+        turn = _PlaceUse(self, handed.place, handed.turn, handed.number)
         return [HandedRows(turn, first, (count, *shape), dtype) for first, count in steps]
 
     @property
@@ -159,7 +159,7 @@ class Inlet:
         return (int(self._memory.words[self._memory.written(place)]) - turn) % _TURNS < _TURNS // 2
 
     def close(self) -> None:
-        """Once the device is done with it, in the lane."""
+        """Once the device is done with it, in the executor."""
         self.go_on()
         self._memory.close()
 
@@ -195,7 +195,7 @@ class Inlet:
         self._memory.words[self._memory.taken(place)] = turn
 
 
-class _Turn:
+class _PlaceUse:
     """One use of a place: free again when nobody holds rows of it any more."""
 
     __slots__ = ("_place", "_turn", "inlet", "number")
@@ -227,7 +227,7 @@ class HandedRows:
 
     __slots__ = ("_first", "_turn", "dtype", "shape")
 
-    def __init__(self, turn: _Turn, first: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, turn: _PlaceUse, first: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._turn = turn
         self._first = first
         self.shape = shape

@@ -58,8 +58,8 @@ class Device(Protocol):
         """int16 [count] on it, 0, 1, 2 and so on."""
 
 
-class SharedPlaces:
-    """One mapping. Words may be touched by any thread; `device` and rows by the lane alone."""
+class RowRing:
+    """One mapping. Words may be touched by any thread; `device` and rows by the executor alone."""
 
     def __init__(self, fd: int, places: int, place_bytes: int, device: Device) -> None:
         self._map = mmap.mmap(fd, PAGE + places * place_bytes)
@@ -143,13 +143,13 @@ class SharedPlaces:
             self._seen = self._device.register(self.words.ctypes.data, len(self._map))
 
 
-def made(places: int, place_bytes: int, device: Device) -> tuple[int, SharedPlaces]:
+def made(places: int, place_bytes: int, device: Device) -> tuple[int, RowRing]:
     """New memory: its file, to be closed by the caller, and its mapping. OSError."""
     fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, PAGE + places * place_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        memory = SharedPlaces(fd, places, place_bytes, device)
+        memory = RowRing(fd, places, place_bytes, device)
     except BaseException:
         os.close(fd)
         raise
@@ -157,7 +157,7 @@ def made(places: int, place_bytes: int, device: Device) -> tuple[int, SharedPlac
     return fd, memory
 
 
-def mapped(handed: HandedOver, size: int, device: Device) -> SharedPlaces:
+def mapped(handed: HandedOver, size: int, device: Device) -> RowRing:
     """Another process's, of so many bytes. ZrtError stage_lost: it is gone, or cannot be had; bad_request: it is none."""
     path, whose = f"/proc/{handed.pid}/fd/{handed.fd}", f"the memory that process {handed.pid} hands rows over in"
     try:
@@ -170,7 +170,7 @@ def mapped(handed: HandedOver, size: int, device: Device) -> SharedPlaces:
             # without the seals its writer could shrink it, and to read on would be a bus error
             if os.fstat(fd).st_size != size or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise ZrtError("bad_request", f"handed: {whose} has not {size} bytes, or is unsealed")
-            memory = SharedPlaces(fd, handed.places, handed.place_bytes, device)
+            memory = RowRing(fd, handed.places, handed.place_bytes, device)
         finally:
             os.close(fd)
     except OSError as error:

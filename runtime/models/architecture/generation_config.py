@@ -58,7 +58,7 @@ class GenerationDefaults(Struct, frozen=True):
     unheeded: tuple[str, ...] = ()
 
 
-class _Generation(Struct):
+class _GenerationJson(Struct):
     eos_token_id: int | list[int] | None = None
     do_sample: bool | None = None
     temperature: Temperature | None = None
@@ -77,7 +77,7 @@ def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
     Errors: bad_model.
     """
     ids = set(Keys(read_config(folder)).ids("eos_token_id", None))
-    said = _read(folder / "generation_config.json", _Generation).eos_token_id
+    said = _read(folder / "generation_config.json", _GenerationJson).eos_token_id
     ids.update([said] if isinstance(said, int) else said or ())
     if tokenizer is not None and tokenizer.eos_id is not None:
         ids.add(tokenizer.eos_id)
@@ -88,7 +88,7 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
     """What generation_config.json asks for. As in transformers, a model that does not say `do_sample` is greedy, and what it says of top-k,
     top-p and min-p holds for those who ask for a temperature. Errors: bad_model, also for a value out of range."""
     file = folder / "generation_config.json"
-    said = _read(file, _Generation)
+    said = _read(file, _GenerationJson)
     temperature = 1.0 if said.temperature is None else said.temperature
     return GenerationDefaults(
         temperature=temperature if said.do_sample else 0.0,

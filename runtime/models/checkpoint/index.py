@@ -15,7 +15,13 @@ import msgspec
 from zrt.runtime.errors import Kind, ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.models.checkpoint.layout import EMBEDDING, HEAD, Shapes
-from zrt.runtime.models.checkpoint.safetensors import Header, Index, TensorEntry, read_header, read_index
+from zrt.runtime.models.checkpoint.safetensors import (
+    SafetensorsHeader,
+    ShardIndex,
+    TensorEntry,
+    read_header,
+    read_index,
+)
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -32,14 +38,14 @@ class Problem(msgspec.Struct, frozen=True):
     message: str
 
 
-class Inventory:
+class CheckpointIndex:
     """What a model folder's safetensors files hold. A file's header is read at first need, so files of other stages may be absent."""
 
     def __init__(
         self,
         folder: Path,
         files: Mapping[str, Path],
-        index: Index | None = None,
+        index: ShardIndex | None = None,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         """`files` says which file each tensor is in: by the index, or else by the only file's header.
@@ -50,7 +56,7 @@ class Inventory:
         self._files = files
         self._index = index
         self._aliases = aliases or {}
-        self._headers: dict[Path, Header] = {}
+        self._headers: dict[Path, SafetensorsHeader] = {}
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -103,7 +109,7 @@ class Inventory:
         found = sorted(set(self._files.values()))
         return found or [self.folder / SINGLE_FILE] if self._index is None else found
 
-    def header(self, file: Path) -> Header:
+    def header(self, file: Path) -> SafetensorsHeader:
         """The header of one of `files`."""
         if file not in self._headers:
             self._headers[file] = read_header(file)

@@ -12,7 +12,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 from zrt.runtime.models.architecture.generation_config import eos_ids, generation_defaults
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
-from zrt.runtime.models.checkpoint.index import Inventory, Problem
+from zrt.runtime.models.checkpoint.index import CheckpointIndex, Problem
 from zrt.runtime.models.checkpoint.layout import HEAD, shard_shapes
 from zrt.runtime.text.tokenizer import Tokenizer
 from zrt.runtime.text.tokenizer_files import TokenizerSettings
@@ -54,7 +54,7 @@ def inspect(folder: Path) -> Report:
     with _blaming(report):
         spec = read_spec(folder)
     with _blaming(report):
-        _inspect_weights(Inventory.survey(folder), spec, report)
+        _inspect_weights(CheckpointIndex.survey(folder), spec, report)
     with _blaming(report):
         tokenizer = Tokenizer.open(folder)
         report.tokenizer = tokenizer is not None
@@ -89,7 +89,7 @@ def require_weights(folder: Path, spec: ModelSpec) -> ModelSpec:
 
     Returns the spec to plan by: the files have the last word on a tied head.
     """
-    inventory, spec = Inventory.survey(folder).matched(spec)
+    inventory, spec = CheckpointIndex.survey(folder).matched(spec)
     problems = inventory.problems(shard_shapes(spec, 0, spec.num_blocks - 1))
     if problems:
         lines = [problem.message for problem in problems[:SHOWN]]
@@ -102,12 +102,12 @@ def require_weights(folder: Path, spec: ModelSpec) -> ModelSpec:
 def found_spec(folder: Path, spec: ModelSpec) -> ModelSpec:
     """The spec to plan by, as `require_weights` returns it; `spec` itself where the files are broken or not there yet."""
     try:
-        return Inventory.open(folder).matched(spec)[1]
+        return CheckpointIndex.open(folder).matched(spec)[1]
     except ZrtError:
         return spec
 
 
-def _inspect_weights(inventory: Inventory, spec: ModelSpec | None, report: Report) -> None:
+def _inspect_weights(inventory: CheckpointIndex, spec: ModelSpec | None, report: Report) -> None:
     shapes = {}
     if spec is not None:
         report.family, report.blocks = spec.model_type, spec.num_blocks

@@ -31,7 +31,7 @@ GIT_LFS: Final = b"version https://git-lfs"
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Entry(msgspec.Struct):
+class _HeaderEntry(msgspec.Struct):
     dtype: str
     shape: list[Size]
     data_offsets: tuple[Size, Size]
@@ -49,7 +49,7 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SafetensorsHeader:
     """The tensors of one file, and all that is wrong with it, in words that name the file.
 
     A tensor whose own entry is wrong is in `damaged` instead of `tensors`. A file that is not `readable` has neither.
@@ -62,7 +62,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class ShardIndex:
     """The file of each tensor, by an index file, and all that is wrong with the index, in words that name it.
 
     `damaged` are the tensors whose file it does not say in a way that can be used.
@@ -74,7 +74,7 @@ class Index:
     readable: bool = True
 
 
-def read_header(file: Path) -> Header:
+def read_header(file: Path) -> SafetensorsHeader:
     """The header of one file. Whatever is wrong is in its `problems`: it does not raise."""
     try:
         descriptor = open_file(file)
@@ -106,23 +106,23 @@ def read_header(file: Path) -> Header:
     return _header(file, entries, twice, 8 + length, size)
 
 
-def read_index(index: Path) -> Index:
+def read_index(index: Path) -> ShardIndex:
     """The files that an index names. Whatever is wrong is in its `problems`: it does not raise."""
     try:
         descriptor = open_file(index)
     except ZrtError as error:
-        return Index({}, problems=(error.message,), readable=False)
+        return ShardIndex({}, problems=(error.message,), readable=False)
     try:
         text = os.pread(descriptor, HEADER_BYTES_MAX, 0)
     except OSError as error:
-        return Index({}, problems=(f"cannot read {index}: {error.strerror}",), readable=False)
+        return ShardIndex({}, problems=(f"cannot read {index}: {error.strerror}",), readable=False)
     finally:
         os.close(descriptor)
     try:
         table, twice = _object(text)
         names = msgspec.convert(table.get("weight_map"), dict[str, str])
     except (ValueError, RecursionError) as error:
-        return Index({}, problems=(f"{index} is damaged: {error}",), readable=False)
+        return ShardIndex({}, problems=(f"{index} is damaged: {error}",), readable=False)
     problems = [f"{index} is damaged: it names {name} twice" for name in twice]
     files = {}
     for name, file in names.items():
@@ -130,7 +130,7 @@ def read_index(index: Path) -> Index:
             problems.append(f"{index}: weight_map.{name} is {file!r}, not the name of a file beside it")
         else:
             files[name] = index.parent / file
-    return Index(files, frozenset(names.keys() - files.keys()), tuple(problems))
+    return ShardIndex(files, frozenset(names.keys() - files.keys()), tuple(problems))
 
 
 def open_file(file: Path) -> int:
@@ -146,8 +146,8 @@ def open_file(file: Path) -> int:
     return descriptor
 
 
-def _unreadable(problem: str) -> Header:
-    return Header({}, problems=(problem,), readable=False)
+def _unreadable(problem: str) -> SafetensorsHeader:
+    return SafetensorsHeader({}, problems=(problem,), readable=False)
 
 
 def _object(text: bytes) -> tuple[dict[str, Any], list[str]]:
@@ -170,7 +170,7 @@ def _object(text: bytes) -> tuple[dict[str, Any], list[str]]:
     return value, twice
 
 
-def _header(file: Path, entries: Mapping[str, Any], twice: list[str], data: int, size: int) -> Header:
+def _header(file: Path, entries: Mapping[str, Any], twice: list[str], data: int, size: int) -> SafetensorsHeader:
     """The header with these entries, checked. `data` is where the file's data begins, `size` the size of the file."""
     problems = [f"{file} is damaged: its header names {name} twice" for name in twice]
     tensors, damaged = {}, set()
@@ -189,13 +189,13 @@ def _header(file: Path, entries: Mapping[str, Any], twice: list[str], data: int,
         )
     if not damaged:
         problems += _gaps(file, tensors, data, size)
-    return Header(tensors, frozenset(damaged), tuple(problems))
+    return SafetensorsHeader(tensors, frozenset(damaged), tuple(problems))
 
 
 def _entry(name: str, raw: Any, file: Path, data: int) -> TensorEntry:
     """One entry of a header, checked by itself. ValueError."""
     try:
-        entry = msgspec.convert(raw, _Entry)
+        entry = msgspec.convert(raw, _HeaderEntry)
     except msgspec.ValidationError as error:
         raise ValueError(f"its header entry is damaged ({error})") from error
     if not name.isprintable():

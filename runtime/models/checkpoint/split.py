@@ -23,7 +23,7 @@ from zrt.runtime.models.checkpoint.layout import (
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TensorSpan:
     """Rows or columns first..last-1 of a tensor that is stored whole."""
 
     first: int
@@ -38,8 +38,8 @@ class Cut:
     """What a rank holds of one tensor: these runs of rows, one after the other, of these columns (None: all). Beyond the rows that are
     stored it holds `padding` rows of zeros."""
 
-    rows: tuple[Span, ...]
-    columns: Span | None = None
+    rows: tuple[TensorSpan, ...]
+    columns: TensorSpan | None = None
     padding: int = 0
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """Rank `rank` of `world`. With a world of 1 everything is whole."""
 
     rank: int = 0
@@ -71,10 +71,10 @@ class Part:
     def cut(self, spec: ModelSpec, name: str, shape: tuple[int, ...]) -> Cut:
         """What this rank holds of the tensor with this full name and stored shape."""
         if self.world == 1:
-            return Cut((Span(0, shape[0]),))
+            return Cut((TensorSpan(0, shape[0]),))
         if name in (EMBEDDING, HEAD):
             rows = vocabulary_rows(spec, self.world)
-            own = Span(min(shape[0], self.rank * rows), min(shape[0], (self.rank + 1) * rows))
+            own = TensorSpan(min(shape[0], self.rank * rows), min(shape[0], (self.rank + 1) * rows))
             return Cut((own,), padding=rows - len(own))
         module, kind = name.rsplit(".", 2)[-2:]
         heads, kv_heads, inner = self._heads(spec), self._kv_heads(spec), self._inner(spec)
@@ -90,23 +90,23 @@ class Part:
         if module == "gate_up_proj":
             return Cut((inner, _moved(inner, spec.intermediate_size)))
         if module in ("o_proj", "down_proj") and kind == "weight":
-            return Cut((Span(0, shape[0]),), heads if module == "o_proj" else inner)
+            return Cut((TensorSpan(0, shape[0]),), heads if module == "o_proj" else inner)
         if module in ("o_proj", "down_proj") and self.rank:
             return Cut(())  # rank 0 alone adds the bias of a sum
-        return Cut((Span(0, shape[0]),))
+        return Cut((TensorSpan(0, shape[0]),))
 
-    def _heads(self, spec: ModelSpec) -> Span:
+    def _heads(self, spec: ModelSpec) -> TensorSpan:
         size = spec.num_heads // self.world * spec.head_dim
-        return Span(self.rank * size, (self.rank + 1) * size)
+        return TensorSpan(self.rank * size, (self.rank + 1) * size)
 
-    def _kv_heads(self, spec: ModelSpec) -> Span:
+    def _kv_heads(self, spec: ModelSpec) -> TensorSpan:
         count = max(1, spec.num_kv_heads // self.world)
         first = self.rank * spec.num_kv_heads // self.world
-        return Span(first * spec.head_dim, (first + count) * spec.head_dim)
+        return TensorSpan(first * spec.head_dim, (first + count) * spec.head_dim)
 
-    def _inner(self, spec: ModelSpec) -> Span:
+    def _inner(self, spec: ModelSpec) -> TensorSpan:
         size = spec.intermediate_size // self.world
-        return Span(self.rank * size, (self.rank + 1) * size)
+        return TensorSpan(self.rank * size, (self.rank + 1) * size)
 
 
 def vocabulary_rows(spec: ModelSpec, world: int) -> int:
@@ -137,11 +137,11 @@ def _works(spec: ModelSpec) -> Iterator[int]:
             yield world
 
 
-def _moved(span: Span, by: int) -> Span:
-    return Span(span.first + by, span.last + by)
+def _moved(span: TensorSpan, by: int) -> TensorSpan:
+    return TensorSpan(span.first + by, span.last + by)
 
 
-def part_shapes(spec: ModelSpec, part: Part, first: int, last: int) -> Shapes:
+def part_shapes(spec: ModelSpec, part: RankPart, first: int, last: int) -> Shapes:
     """Every tensor that a rank holds of a shard with blocks `first..last`, by its full name. `spec` is the whole model's."""
     stored = shard_shapes(spec, first, last)
     return {name: part.cut(spec, name, shape).shape(shape) for name, shape in stored.items()}
@@ -149,7 +149,7 @@ def part_shapes(spec: ModelSpec, part: Part, first: int, last: int) -> Shapes:
 
 def kv_page_bytes(spec: ModelSpec, blocks: int, dtype: str, world: int) -> int:
     """A page of so many blocks on one rank, bytes."""
-    return PAGE_TOKENS * blocks * kv_token_bytes(Part(0, world).spec(spec), dtype)
+    return PAGE_TOKENS * blocks * kv_token_bytes(RankPart(0, world).spec(spec), dtype)
 
 
 def kv_pages(spec: ModelSpec, blocks: int, dtype: str, kv_bytes: int, world: int) -> int:
@@ -157,6 +157,6 @@ def kv_pages(spec: ModelSpec, blocks: int, dtype: str, kv_bytes: int, world: int
     return kv_bytes // world // kv_page_bytes(spec, blocks, dtype, world)
 
 
-def part_bytes(spec: ModelSpec, part: Part, first: int, last: int, dtype: str) -> int:
+def part_bytes(spec: ModelSpec, part: RankPart, first: int, last: int, dtype: str) -> int:
     """Weights of one rank, bytes: what `Shard.nbytes` will be."""
     return sum(prod(shape) for shape in part_shapes(spec, part, first, last).values()) * DTYPE_BYTES[dtype]

@@ -59,7 +59,7 @@ class ModelDataResume(Struct):
 
 
 @dataclass(frozen=True)
-class Table:
+class MessageTable:
     """Which message each tag means."""
 
     name: str
@@ -76,11 +76,11 @@ _SHARED: Final = (
     LayerAssignment,
     LayerAssignmentAck,
 )
-SEED: Final = Table("seed", (*_SHARED, ModelDataChunk, ModelDataDone, WorkerReady, WorkerError))
-HEAD: Final = Table("head", (*_SHARED, PackedChunk, ModelDataDone, ModelDataResume, WorkerReady, WorkerError))
+SEED: Final = MessageTable("seed", (*_SHARED, ModelDataChunk, ModelDataDone, WorkerReady, WorkerError))
+HEAD: Final = MessageTable("head", (*_SHARED, PackedChunk, ModelDataDone, ModelDataResume, WorkerReady, WorkerError))
 
 
-def write(message: Struct, table: Table) -> bytes:
+def write(message: Struct, table: MessageTable) -> bytes:
     """One frame. ValueError: the table has no such message, or a number or the payload is too large."""
     kind = type(message)
     if kind not in table.messages:
@@ -106,7 +106,7 @@ def payload_size(header: bytes | memoryview) -> int:
     return size
 
 
-def read(frame: bytes | memoryview, table: Table) -> tuple[Struct, int]:
+def read(frame: bytes | memoryview, table: MessageTable) -> tuple[Struct, int]:
     """The first message of a buffer and how many bytes it takes; its data is a slice of the buffer. Undecodable: not all there, or not one."""
     view = memoryview(frame)
     end = HEADER_BYTES + payload_size(view[:HEADER_BYTES])
@@ -115,7 +115,7 @@ def read(frame: bytes | memoryview, table: Table) -> tuple[Struct, int]:
     return read_payload(view[HEADER_BYTES:end], table), end
 
 
-def read_payload(payload: memoryview, table: Table) -> Struct:
+def read_payload(payload: memoryview, table: MessageTable) -> Struct:
     """What follows a frame's header. Undecodable."""
     reader = _Reader(payload)
     tag = reader.unsigned(4)
