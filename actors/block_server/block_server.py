@@ -158,9 +158,8 @@ class BlockServer(Member):
 
     # ---- assignment ---------------------------------------------------------------------------------------------
 
-    def _on_assign(self, envelope: Envelope) -> Control:
-        assert isinstance(envelope.body, Assign)
-        assignment = envelope.body.assignment
+    def _on_assign(self, order: Assign, envelope: Envelope) -> Control:
+        assignment = order.assignment
         if assignment is None:
             log.info("%s: holds what the plan has no place for, and lets go of it", self.name)
             self._let_go()
@@ -170,9 +169,7 @@ class BlockServer(Member):
             self._begin(assignment)
         return Done()
 
-    async def _on_set_state(self, envelope: Envelope) -> Control:
-        message = envelope.body
-        assert isinstance(message, SetState)
+    async def _on_set_state(self, message: SetState, envelope: Envelope) -> Control:
         if self.state == "loading" and message.state == "ready":
             if self._loads_to != "drained":
                 raise ZrtError("bad_request", f"{self.name} is loading, and was not drained", self.name)
@@ -212,9 +209,8 @@ class BlockServer(Member):
             log.info("%s: is ready", self.name)
             self._set_state(self._loads_to)
 
-    def _on_workers(self, envelope: Envelope) -> Control:
-        assert isinstance(envelope.body, Workers)
-        self.blocks.lending.workers_are(envelope.body)
+    def _on_workers(self, workers: Workers, envelope: Envelope) -> Control:
+        self.blocks.lending.workers_are(workers)
         given, fault = self.blocks.assignment, self._fault
         if given is None:
             return Done()

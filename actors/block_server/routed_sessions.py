@@ -95,10 +95,8 @@ class RoutedSessions:
 
     # ---- what arrives -------------------------------------------------------------------------------------------
 
-    def _on_open(self, envelope: Envelope) -> Awaitable[Control]:
+    def _on_open(self, message: Open, envelope: Envelope) -> Awaitable[Control]:
         """Known from here on, so that a close that comes right behind finds it; the executor's part follows."""
-        message = envelope.body
-        assert isinstance(message, Open)
         engine = self._ready()
         backend = self._loop.backend
         assert backend is not None
@@ -134,9 +132,7 @@ class RoutedSessions:
                 if error.kind != "overloaded" or not await self._make_room():
                     raise
 
-    def _on_close(self, envelope: Envelope) -> Control:
-        message = envelope.body
-        assert isinstance(message, Close)
+    def _on_close(self, message: Close, envelope: Envelope) -> Control:
         known = self._sessions.get(message.session)
         if known is not None and known.epoch > message.epoch:
             self._loop.tally.dropped_stale += 1
@@ -146,9 +142,7 @@ class RoutedSessions:
             self._forget(message.session, message.page_keys)
         return Done()
 
-    def _on_credit(self, envelope: Envelope) -> None:
-        message = envelope.body
-        assert isinstance(message, Credit)
+    def _on_credit(self, message: Credit, envelope: Envelope) -> None:
         session = self._sessions.get(message.session)
         if session is None or session.epoch != message.epoch:
             self._loop.tally.dropped_stale += 1
@@ -158,12 +152,10 @@ class RoutedSessions:
             token, step = freed
             self._go_round(session.next, [(step, token)])
 
-    def _on_step(self, envelope: Envelope) -> None:
+    def _on_step(self, request: InferenceRequest, envelope: Envelope) -> None:
         """Queue the steps of one message. The coordinator hears `kv_gap` of its own steps of a session that is not open; steps of an older
         epoch, or of a process that does not stand before this one on the session's route, are dropped.
         """
-        request = envelope.body
-        assert isinstance(request, InferenceRequest)
         from_coordinator = self._actor.is_coordinator(envelope)
         header = envelope.header
         taken: list[tuple[StageSession, Step, int]] = []

@@ -104,9 +104,8 @@ class RowChannels:
         for outlet in self._outlets.values():
             outlet.take_back(handed)
 
-    def _on_hand_over(self, envelope: Envelope) -> None:
-        message, incarnation = envelope.body, envelope.header.incarnation
-        assert isinstance(message, HandOver)
+    def _on_hand_over(self, message: HandOver, envelope: Envelope) -> None:
+        incarnation = envelope.header.incarnation
         if not message.takes:
             self._give_up(incarnation)
         elif incarnation in self._offered:

@@ -31,7 +31,7 @@ from zrt.actors.coordinator.sessions.requests import Requests
 from zrt.actors.coordinator.subscribers import Subscribers
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.actor_process import DOWN_STATUS
-from zrt.runtime.actor.envelope import Bare, Envelope
+from zrt.runtime.actor.envelope import Bare
 from zrt.runtime.cluster.file_schema import Conf
 from zrt.runtime.cluster.memory import block_server_bytes
 from zrt.runtime.cluster.seats import lends, seats, spare_names, stage_ranges
@@ -125,9 +125,9 @@ class Coordinator(Actor):
         self.metrics: MetricsServer | None = None
         if conf.metrics.listen:
             self.metrics = MetricsServer(conf.metrics.listen, self._exposition, self.roster.pipeline.unready)
-        self.handle(Sampled, self._on_sampled)
-        self.handle(Filled, self._on_filled)
-        self.handle(StepFailed, self._on_step_failed)
+        self.handle(Sampled, self.generations.on_sampled)
+        self.handle(Filled, self.generations.on_filled)
+        self.handle(StepFailed, self.generations.on_step_failed)
         self.handle_bare(self._on_client)
 
     async def start(self) -> None:
@@ -199,18 +199,6 @@ class Coordinator(Actor):
         )
 
     # ---- what the stages say ----------------------------------------------------------------------------------------
-
-    def _on_sampled(self, envelope: Envelope) -> None:
-        assert isinstance(envelope.body, Sampled)
-        self.generations.on_sampled(envelope.body, envelope.header.incarnation)
-
-    def _on_filled(self, envelope: Envelope) -> None:
-        assert isinstance(envelope.body, Filled)
-        self.generations.on_filled(envelope.body, envelope.header.incarnation)
-
-    def _on_step_failed(self, envelope: Envelope) -> None:
-        assert isinstance(envelope.body, StepFailed)
-        self.generations.on_step_failed(envelope.body, envelope.header.incarnation)
 
     # ---- clients ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""The layers a worker is assigned: of which model, which ones, their files, and themselves once they are loaded. Its executor's; every call blocks."""
+"""The layers a worker is assigned: of which model, which ones, their files, and themselves
+once they are loaded. For its executor; every call blocks."""
 
 import logging
 import socket

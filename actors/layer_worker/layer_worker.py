@@ -117,9 +117,8 @@ class LayerWorker(Member):
         message.serves = self._serves
         return message
 
-    async def _on_message(self, envelope: Envelope) -> LayerTraffic | Reply:
-        assert isinstance(envelope.body, get_args(LayerTraffic))
-        message, steps = envelope.body, envelope.header.steps
+    async def _on_message(self, message: LayerTraffic, envelope: Envelope) -> LayerTraffic | Reply:
+        steps = envelope.header.steps
         if isinstance(message, PrepareLayers):
             self._serves = envelope.header.sender
         if not steps or not isinstance(message, SingleOp | Batch):
@@ -143,7 +142,7 @@ class LayerWorker(Member):
         self.reply_bare(bare, encode_layers(answer))
 
     async def _serve(
-        self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_Clock | None" = None
+        self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_HopClock | None" = None
     ) -> LayerTraffic:
         """Never raises: what goes wrong is a WorkerError like any answer."""
         if isinstance(message, Hello):

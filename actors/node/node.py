@@ -317,10 +317,8 @@ class Node:
         except ZrtError as error:
             log.info("the coordinator did not hear that %s died: %s", report.name, error)
 
-    def _on_going_down(self, envelope: Envelope) -> Control:
+    def _on_going_down(self, message: GoingDown, envelope: Envelope) -> Control:
         """The coordinator tells us when to go; should it die or hang before, we go all the same."""
-        message = envelope.body
-        assert isinstance(message, GoingDown)
         if self._member is not None:
             self._member.goes_down = True
         if self._going_down is not None:
@@ -328,9 +326,7 @@ class Node:
         self._going_down = asyncio.get_running_loop().call_later(message.within_ms / 1000 + TELL_S, self.ended.set)
         return Done()
 
-    def _on_kill(self, envelope: Envelope) -> Control:
-        message = envelope.body
-        assert isinstance(message, Kill)
+    def _on_kill(self, message: Kill, envelope: Envelope) -> Control:
         child = self._supervisor.children.get(message.name)
         if child is None:
             text = f"{message.name} was not started by this `zrt up`"

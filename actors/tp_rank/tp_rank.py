@@ -58,11 +58,10 @@ class TpRank(Actor):
         await super().stop()
         self._executor.close()
 
-    async def _on_request(self, envelope: Envelope) -> RankMessage:
+    async def _on_request(self, request: WorkerRequest, envelope: Envelope) -> RankMessage:
         steps = envelope.header.steps
         session: Hashable = steps[0].session if steps else envelope.peer
-        assert isinstance(envelope.body, get_args(WorkerRequest))
-        return await self._serve(envelope.body, session)
+        return await self._serve(request, session)
 
     def _on_bare(self, bare: Bare) -> None:
         self.spawn(self._answer_bare(bare), "a bare request")

@@ -30,6 +30,7 @@ STOP_S: Final = 5.0
 """How long the tasks an actor owns may take to end."""
 
 _T = TypeVar("_T")
+_S = TypeVar("_S", bound=Struct)
 
 
 class Actor:
@@ -146,8 +147,8 @@ class Actor:
 
     # ---- what others send -------------------------------------------------------------------------------------------
 
-    def handle(self, body_type: type[Struct], fn: Handler) -> None:
-        """`fn` gets every message with such a body, in order of arrival. If it is a coroutine function, each call runs as a task of its own.
+    def handle(self, body_type: type[_S], fn: Handler[_S]) -> None:
+        """Call `fn(body, envelope)` for every message with such a body, in order of arrival. If it is a coroutine function, each call runs as a task of its own.
 
         A question gets what `fn` returns as its reply (`Done` for None), or `Failed` when it raises: ZrtError as it is, anything else as
         `internal`, with the traceback logged. A tell whose handler raises is counted and logged.

@@ -4,7 +4,7 @@ What comes to nothing is counted and logged, and whoever asked is told.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -43,7 +43,7 @@ class Dispatcher:
 
     def __init__(self, name: str, questions: PendingRequests, complaints: LogLimiter) -> None:
         self.counters = Counters()
-        self.handlers: dict[type, Handler] = {}
+        self.handlers: dict[type, Handler[Any]] = {}
         self.bare: Callable[[Bare], None] | None = None
         self._name = name
         self._questions = questions
@@ -137,7 +137,7 @@ class Dispatcher:
             self._answer(envelope, Failed(Fault("unknown_op", f"{what} is not for this actor", self._name)))
             return
         try:
-            answer = handler(envelope)
+            answer = handler(envelope.body, envelope)
             if answer is None or isinstance(answer, Struct | Reply):
                 self._answer(envelope, answer or Done())
             else:

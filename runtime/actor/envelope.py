@@ -1,7 +1,7 @@
 """What an actor's handlers get, and give."""
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from zrt.runtime.messages.control import Control
 from zrt.runtime.messages.header import Header, Step
@@ -35,4 +35,6 @@ class Reply(NamedTuple):
 
 
 Answer: TypeAlias = Control | InferenceRequest | RankMessage | LayerMessage | Reply | None
-Handler: TypeAlias = Callable[[Envelope], Answer | Awaitable[Answer]]
+_Body = TypeVar("_Body")
+Handler: TypeAlias = Callable[[_Body, Envelope], Answer | Awaitable[Answer]]
+"""Gets a message's body, of the type it was registered for, and the envelope it came in."""

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Answer, Envelope, Handler
@@ -24,6 +24,7 @@ from zrt.runtime.wire.limits import MAX_CLIENT_FRAME, MAX_FRAME
 
 log = logging.getLogger(__name__)
 
+_Order = TypeVar("_Order", bound=Control)
 REGISTER_S: Final = 5.0
 """How long a coordinator may take to answer a registration."""
 SILENCE_S: Final = 3.0
@@ -124,19 +125,19 @@ class Member(Actor):
         """What each beat carries."""
         return None
 
-    def obey(self, body_type: type[Control], fn: Handler) -> None:
+    def obey(self, body_type: type[_Order], fn: Handler[_Order]) -> None:
         """As `handle`, for what the coordinator alone may send: from anyone else, or from one that is not ours any more, it is counted as
         stale and refused as `unauthorized`.
         """
 
-        def checked(envelope: Envelope) -> Answer | Awaitable[Answer]:
+        def checked(body: _Order, envelope: Envelope) -> Answer | Awaitable[Answer]:
             known = self.is_coordinator(envelope)
             if known and not self._put_off:
-                return fn(envelope)
+                return fn(body, envelope)
             if not known and self.registered.is_set():
                 raise self._not_obeyed(envelope)
             self._put_off += 1
-            return self._obey_later(envelope, fn)
+            return self._obey_later(body, envelope, fn)
 
         self.handle(body_type, checked)
 
@@ -144,7 +145,7 @@ class Member(Actor):
         """Whether the coordinator that knows this process sent it."""
         return self.coordinator.incarnation != 0 and envelope.header.incarnation == self.coordinator.incarnation
 
-    async def _obey_later(self, envelope: Envelope, fn: Handler) -> Answer:
+    async def _obey_later(self, body: _Order, envelope: Envelope, fn: Handler[_Order]) -> Answer:
         """A new coordinator's first order may be here before its answer to our registration; those that follow it do not overtake it."""
         due = asyncio.get_running_loop().time() + REGISTER_S
         try:
@@ -154,7 +155,7 @@ class Member(Actor):
                         await self.registered.wait()
                 if not self.is_coordinator(envelope):
                     raise self._not_obeyed(envelope)
-                answer = fn(envelope)
+                answer = fn(body, envelope)
         finally:
             self._put_off -= 1
         return await answer if isinstance(answer, Awaitable) else answer
@@ -201,12 +202,12 @@ class Member(Actor):
 
     # ---- joining ----------------------------------------------------------------------------------------------------
 
-    def _on_shutdown(self, envelope: Envelope) -> Control:
+    def _on_shutdown(self, body: Shutdown, envelope: Envelope) -> Control:
         log.info("%s: the cluster goes down, and this process with it", self.name)
         self.ended.set()
         return Done()
 
-    def _on_going_down(self, envelope: Envelope) -> Control:
+    def _on_going_down(self, body: GoingDown, envelope: Envelope) -> Control:
         self.goes_down = True
         return Done()
 

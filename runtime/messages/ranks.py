@@ -1,6 +1,6 @@
 """helexa's worker messages, exactly as documented, and zrt's own ops in the same two unions: what a leader and its TP ranks say.
 
-Each is a JSON object whose `op` is the class name in snake_case (less "Rank" where zrt needed another name), fields in the order they are declared here (see codecs/helexa.py). Every
+Each is a JSON object whose `op` is the class name in snake_case (less a "Rank" that zrt put in front), fields in the order they are declared here (see codecs/helexa.py). Every
 request is answered by exactly one response; `RankError` may answer any of them. A rank takes them from its leader, in a multipart like any
 between zrt actors, or bare from any peer, as a single frame.
 

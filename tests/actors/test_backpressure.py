@@ -184,7 +184,7 @@ async def test_two_actors_at_full_speed_both_ways_miss_no_wake_up(start: Start) 
     got: dict[str, int] = {"a": 0, "b": 0}
 
     async def pump(me: Actor, other: Actor) -> None:
-        me.handle(Credit, lambda envelope: got.__setitem__(me.name, got[me.name] + 1))
+        me.handle(Credit, lambda body, envelope: got.__setitem__(me.name, got[me.name] + 1))
         for number in range(1000):
             for _ in range(number % 4):
                 me.tell(other.address, Credit(1, 1, number))

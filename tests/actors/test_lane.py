@@ -179,7 +179,7 @@ async def test_the_loop_is_not_held_up_while_the_lane_computes(
     start: Start, executor: ComputeExecutor, work: object
 ) -> None:
     actor = await start(Actor("a"))
-    actor.handle(Shutdown, lambda envelope: Done())
+    actor.handle(Shutdown, lambda body, envelope: Done())
     # The machine's own hiccups hit one process or the other, so the best of a few rounds counts: a real stall is in each of them.
     beyond = []
     for _ in range(ROUNDS):

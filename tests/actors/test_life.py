@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 from support.peers import PATIENCE_S, Start, until
@@ -29,7 +30,7 @@ def _descriptors() -> int:
 async def test_fifty_lives_leave_no_descriptor_task_or_thread() -> None:
     async def live_once() -> None:
         left, right = Actor("a"), Actor("b")
-        right.handle(Shutdown, lambda envelope: Done())
+        right.handle(Shutdown, lambda body, envelope: Done())
         await left.start()
         await right.start()
         left.every(60, lambda: None)
@@ -68,7 +69,7 @@ async def test_stop_cancels_and_awaits_what_the_actor_owns(start: Start) -> None
 async def test_stop_fails_open_questions_as_cancelled(start: Start) -> None:
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
 
-    async def never(envelope: Envelope) -> Control:
+    async def never(body: Any, envelope: Envelope) -> Control:
         await asyncio.Event().wait()
         return Done()
 
@@ -81,21 +82,23 @@ async def test_stop_fails_open_questions_as_cancelled(start: Start) -> None:
     assert raised.value.kind == "cancelled"
 
 
-async def _answer(envelope: Envelope) -> Control:
+async def _answer(body: Any, envelope: Envelope) -> Control:
     return Done()
 
 
-@pytest.mark.parametrize("handler", [_answer, lambda envelope: _answer(envelope)], ids=["a coroutine", "hands one on"])
+@pytest.mark.parametrize(
+    "handler", [_answer, lambda body, envelope: _answer(body, envelope)], ids=["a coroutine", "hands one on"]
+)
 @pytest.mark.parametrize("when", ["it stops as it hears", "it has too much to do"])
 async def test_a_handler_that_is_never_begun_leaves_nothing_behind(
-    start: Start, handler: Handler, when: str, monkeypatch: pytest.MonkeyPatch
+    start: Start, handler: Handler[Any], when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left behind is told by the interpreter as it collects it, and fails the test."""
     asker, actor = await start(Actor("a")), await start(Actor("b"))
     came, stops = asyncio.Event(), []
 
-    def hand_on(envelope: Envelope) -> Answer | Awaitable[Answer]:
-        answer = handler(envelope)
+    def hand_on(body: Any, envelope: Envelope) -> Answer | Awaitable[Answer]:
+        answer = handler(body, envelope)
         if when == "it stops as it hears":
             stops.append(actor.spawn(actor.stop(), "stop"))  # begun before the handler's task, which it cancels
         came.set()
@@ -117,7 +120,7 @@ async def test_a_handler_that_is_never_begun_leaves_nothing_behind(
 async def test_a_handler_can_stop_its_own_actor(start: Start) -> None:
     asker, actor = await start(Actor("a")), await start(Actor("b"))
 
-    async def stop(envelope: Envelope) -> Control:
+    async def stop(body: Any, envelope: Envelope) -> Control:
         await actor.stop()
         return Done()
 
@@ -140,7 +143,7 @@ async def test_a_stopped_actor_refuses_work_by_name(start: Start) -> None:
 
 async def test_an_actor_started_again_is_a_new_incarnation(start: Start) -> None:
     asker, actor = await start(Actor("a")), await start(Actor("b"))
-    actor.handle(Shutdown, lambda envelope: Done())
+    actor.handle(Shutdown, lambda body, envelope: Done())
     first = actor.address
     await actor.stop()
     await actor.start()

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -40,9 +41,9 @@ class Coordinator(Actor):
         self._beat_ms = beat_ms
         self.handle(Register, self._on_register)
         self.handle(Beat, self._on_beat)
-        self.handle(LoadProgress, lambda envelope: self.progress.append(envelope.body))  # type: ignore[arg-type]
+        self.handle(LoadProgress, lambda body, envelope: self.progress.append(envelope.body))  # type: ignore[arg-type]
 
-    def _on_register(self, envelope: Envelope) -> Answer:
+    def _on_register(self, body: Any, envelope: Envelope) -> Answer:
         if self.refusing:
             raise ZrtError("draining", "nobody joins now")
         assert isinstance(envelope.body, Register)
@@ -50,7 +51,7 @@ class Coordinator(Actor):
         self.known.add(envelope.header.incarnation)
         return Registered(self.incarnation, self._beat_ms)
 
-    async def _on_beat(self, envelope: Envelope) -> Control:
+    async def _on_beat(self, body: Any, envelope: Envelope) -> Control:
         assert isinstance(envelope.body, Beat)
         self.beats.append(envelope.body)
         if self.silent:
@@ -276,7 +277,7 @@ async def test_orders_are_obeyed_in_the_order_they_came_whenever_the_registratio
     """Some come before it has been read, one at that very moment, and one when it has, but those before have not been obeyed yet."""
     coordinator, worker = Coordinator(endpoint), Worker(endpoint)
     obeyed: list[int] = []
-    worker.obey(Credit, lambda envelope: obeyed.append(envelope.body.upto))  # type: ignore[union-attr]
+    worker.obey(Credit, lambda body, envelope: obeyed.append(envelope.body.upto))  # type: ignore[union-attr]
     coordinator.refusing = True
     await start(coordinator)
     await start(worker)

@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from typing import Any
 
 import pytest
 from support.peers import PATIENCE_S, Start, arrives, elsewhere, until
@@ -20,24 +21,24 @@ from zrt.runtime.messages.members import ChildDied, Shutdown
 from zrt.runtime.messages.sessions import Close, Credit, Opened
 
 
-async def _later(envelope: Envelope) -> Control:
+async def _later(body: Any, envelope: Envelope) -> Control:
     await asyncio.sleep(0)
     return Opened(5)
 
 
-def _raise(error: Exception) -> Handler:
-    def handler(envelope: Envelope) -> Answer:
+def _raise(error: Exception) -> Handler[Any]:
+    def handler(body: Any, envelope: Envelope) -> Answer:
         raise error
 
     return handler
 
 
-async def _raise_later(envelope: Envelope) -> Control:
+async def _raise_later(body: Any, envelope: Envelope) -> Control:
     await asyncio.sleep(0)
     raise ZrtError("kv_full", "no page left", "there")
 
 
-async def _never(envelope: Envelope) -> Control:
+async def _never(body: Any, envelope: Envelope) -> Control:
     await asyncio.Event().wait()
     return Done()
 
@@ -45,13 +46,13 @@ async def _never(envelope: Envelope) -> Control:
 @pytest.mark.parametrize(
     ("handler", "reply"),
     [
-        (lambda envelope: Opened(7), Opened(7)),
-        (lambda envelope: None, Done()),
+        (lambda body, envelope: Opened(7), Opened(7)),
+        (lambda body, envelope: None, Done()),
         (_later, Opened(5)),
     ],
     ids=["a body", "nothing", "a body, later"],
 )
-async def test_a_question_gets_what_its_handler_returns(start: Start, handler: Handler, reply: Control) -> None:
+async def test_a_question_gets_what_its_handler_returns(start: Start, handler: Handler[Any], reply: Control) -> None:
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
     answerer.handle(Close, handler)
     envelope = await asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S)
@@ -64,12 +65,16 @@ async def test_a_question_gets_what_its_handler_returns(start: Start, handler: H
         (_raise(ZrtError("kv_gap", "replay from 3")), "kv_gap", "replay from 3"),
         (_raise_later, "kv_full", "no page left"),
         (_raise(ZeroDivisionError("by zero")), "internal", "ZeroDivisionError"),
-        (lambda envelope: Failed(Fault("draining", "come later")), "draining", "come later"),
-        (lambda envelope: Failed(Fault("brand_new_kind", "from a later version")), "internal", "from a later version"),
+        (lambda body, envelope: Failed(Fault("draining", "come later")), "draining", "come later"),
+        (
+            lambda body, envelope: Failed(Fault("brand_new_kind", "from a later version")),
+            "internal",
+            "from a later version",
+        ),
     ],
     ids=["raises", "raises later", "has a bug", "returns Failed", "a kind nobody knows"],
 )
-async def test_a_question_that_fails_raises_at_the_asker(start: Start, handler: Handler, kind: str, text: str) -> None:
+async def test_a_question_that_fails_raises_at_the_asker(start: Start, handler: Handler[Any], kind: str, text: str) -> None:
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
     answerer.handle(Close, handler)
     with pytest.raises(ZrtError, match=text) as raised:
@@ -88,7 +93,7 @@ async def test_a_question_nobody_handles_is_an_unknown_op(start: Start) -> None:
 
 async def test_an_actor_can_ask_itself(start: Start) -> None:
     actor = await start(Actor("a"))
-    actor.handle(Close, lambda envelope: Opened(1))
+    actor.handle(Close, lambda body, envelope: Opened(1))
     assert (await actor.ask(actor.address, Close(1, 2), timeout=PATIENCE_S)).body == Opened(1)
 
 
@@ -98,7 +103,7 @@ async def test_a_question_that_is_not_answered_in_time_fails_with_deadline_and_i
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
     allowed = asyncio.Event()
 
-    async def slow(envelope: Envelope) -> Control:
+    async def slow(body: Any, envelope: Envelope) -> Control:
         await allowed.wait()
         return Done()
 
@@ -115,12 +120,12 @@ async def test_a_reply_that_came_while_the_loop_was_held_up_beats_the_deadline(s
     asker, answerer = await start(Actor("a")), Actor("b")
     asked = threading.Event()
 
-    def answer(envelope: Envelope) -> Done:
+    def answer(body: Any, envelope: Envelope) -> Done:
         asked.set()
         return Done()
 
     answerer.handle(Close, answer)
-    answerer.handle(Credit, lambda envelope: None)
+    answerer.handle(Credit, lambda body, envelope: None)
     async with elsewhere(answerer) as address:
         await asker.ask(address, Close(1, 2), timeout=PATIENCE_S)
         asked.clear()
@@ -139,12 +144,12 @@ async def test_a_send_that_swallows_the_news_of_a_reply_does_not_swallow_the_rep
     allowed = threading.Event()
     allowed.set()
 
-    def answer(envelope: Envelope) -> Done:
+    def answer(body: Any, envelope: Envelope) -> Done:
         allowed.wait(PATIENCE_S)  # holds the answerer's loop up
         return Done()
 
     answerer.handle(Close, answer)
-    answerer.handle(Credit, lambda envelope: None)
+    answerer.handle(Credit, lambda body, envelope: None)
     async with elsewhere(answerer) as address:
         await asker.ask(address, Close(1, 2), timeout=PATIENCE_S)
         allowed.clear()
@@ -183,7 +188,7 @@ async def test_open_questions_are_bounded(start: Start, monkeypatch: pytest.Monk
 async def test_tells_arrive_once_and_in_order(start: Start) -> None:
     sender, receiver = await start(Actor("a")), await start(Actor("b"))
     got: list[int] = []
-    receiver.handle(Credit, lambda envelope: got.append(envelope.body.upto))  # type: ignore[union-attr]
+    receiver.handle(Credit, lambda body, envelope: got.append(envelope.body.upto))  # type: ignore[union-attr]
     for number in range(3000):
         sender.tell(receiver.address, Credit(1, 1, number))
     await until(lambda: len(got) >= 3000)
@@ -208,7 +213,7 @@ async def test_a_tell_that_fails_is_counted_and_logged_once_in_a_while_and_not_a
 async def test_a_message_for_another_incarnation_is_dropped_and_counted(start: Start) -> None:
     sender, receiver = await start(Actor("a")), await start(Actor("b"))
     got: list[Envelope] = []
-    receiver.handle(Credit, got.append)
+    receiver.handle(Credit, lambda body, envelope: got.append(envelope))
     sender.tell(Address("b", receiver.incarnation + 1, receiver.endpoint), Credit(1, 1, 1))
     await until(lambda: receiver.counters.stale == 1)
     assert got == []
@@ -216,7 +221,7 @@ async def test_a_message_for_another_incarnation_is_dropped_and_counted(start: S
 
 async def test_incarnation_0_reaches_whoever_is_there(start: Start) -> None:
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
-    answerer.handle(Shutdown, lambda envelope: Done())
+    answerer.handle(Shutdown, lambda body, envelope: Done())
     envelope = await asker.ask(Address("b", 0, answerer.endpoint), Shutdown(), timeout=PATIENCE_S)
     assert envelope.header.incarnation == answerer.incarnation
 
@@ -225,7 +230,7 @@ async def test_incarnation_0_reaches_whoever_is_there(start: Start) -> None:
 async def test_hidden_states_arrive_as_they_were_sent(start: Start, rows: int) -> None:
     sender, receiver = await start(Actor("a")), await start(Actor("b"))
     got: list[Envelope] = []
-    receiver.handle(InferenceRequest, got.append)
+    receiver.handle(InferenceRequest, lambda body, envelope: got.append(envelope))
     sent = [os.urandom(rows * 96 * 2) for _ in range(20)]
     for number, data in enumerate(sent):
         request = InferenceRequest(number, 0, "hidden_states", [1, rows, 96], memoryview(data))
@@ -243,7 +248,7 @@ async def test_hidden_states_arrive_as_they_were_sent(start: Start, rows: int) -
 )
 async def test_a_reply_that_is_too_large_is_answered_by_the_reason(start: Start, reply: Control) -> None:
     asker, answerer = await start(Actor("a")), await start(Actor("b", limit=1000))
-    answerer.handle(Close, lambda envelope: reply)
+    answerer.handle(Close, lambda body, envelope: reply)
     with pytest.raises(ZrtError, match="the limit is 1000") as raised:
         await asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S)
     assert raised.value.kind == "too_large"

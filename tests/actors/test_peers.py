@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
+from typing import Any
 
 import pytest
 import zmq
@@ -26,7 +27,7 @@ from zrt.runtime.transport.link import Link
 from zrt.runtime.transport.sockets import Sockets
 
 
-async def _never(envelope: Envelope) -> Control:
+async def _never(body: Any, envelope: Envelope) -> Control:
     await asyncio.Event().wait()
     return Done()
 
@@ -92,7 +93,7 @@ async def test_what_a_peer_said_before_it_died_arrives(start: Start) -> None:
         all_there = asyncio.Event()
 
         async def answer_at_once(
-            envelope: Envelope, questions: list[Envelope] = questions, all_there: asyncio.Event = all_there
+            body: Any, envelope: Envelope, questions: list[Envelope] = questions, all_there: asyncio.Event = all_there
         ) -> Control:
             questions.append(envelope)
             if len(questions) == 200:
@@ -117,7 +118,7 @@ async def test_a_peer_can_end_right_after_its_reply_to_shutdown(start: Start) ->
     asker, answerer = await start(Actor("a")), Actor("b")
     await answerer.start()
 
-    def shutdown(envelope: Envelope) -> Answer:
+    def shutdown(body: Any, envelope: Envelope) -> Answer:
         answerer.ended.set()
         return Done()
 
@@ -130,7 +131,7 @@ async def test_a_peer_can_end_right_after_its_reply_to_shutdown(start: Start) ->
 
 async def test_forgetting_a_peer_tells_no_death_and_it_can_be_reached_again(start: Start) -> None:
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
-    answerer.handle(Shutdown, lambda envelope: Done())
+    answerer.handle(Shutdown, lambda body, envelope: Done())
     deaths: list[Address] = []
     asker.on_peer_death(deaths.append)
     for _ in range(3):
@@ -141,7 +142,7 @@ async def test_forgetting_a_peer_tells_no_death_and_it_can_be_reached_again(star
 
 async def test_a_peer_that_lives_on_after_its_connection_broke_is_reached_again(start: Start) -> None:
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
-    answerer.handle(Shutdown, lambda envelope: Done())
+    answerer.handle(Shutdown, lambda body, envelope: Done())
     deaths: list[Address] = []
     asker.on_peer_death(deaths.append)
     for breaks in range(1, 4):
@@ -156,12 +157,12 @@ async def test_an_endpoint_that_changed_hands_belongs_to_the_new_incarnation(sta
     asker, first = await start(Actor("a")), await start(Actor("first", listen=endpoint))
     deaths: list[Address] = []
     asker.on_peer_death(deaths.append)
-    first.handle(Shutdown, lambda envelope: Done())
+    first.handle(Shutdown, lambda body, envelope: Done())
     await asker.ask(first.address, Shutdown(), timeout=PATIENCE_S)
     old = first.address
     await first.stop()
     second = await start(Actor("second", listen=endpoint))
-    second.handle(Shutdown, lambda envelope: Done())
+    second.handle(Shutdown, lambda body, envelope: Done())
     reply = await asker.ask(second.address, Shutdown(), timeout=PATIENCE_S)
     assert reply.header.sender == "second"
     with pytest.raises(ZrtError, match="second has its endpoint now") as raised:

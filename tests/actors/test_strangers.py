@@ -27,7 +27,7 @@ async def _echo(start: Start, **options: int) -> Actor:
         assert actor.reply_bare(bare, bytes(bare.frame) + b"!")
 
     actor.handle_bare(exclaim)
-    actor.handle(Shutdown, lambda envelope: Done())
+    actor.handle(Shutdown, lambda body, envelope: Done())
     return actor
 
 

@@ -88,7 +88,7 @@ async def test_a_session_is_continued_by_the_tokens_its_client_has(cluster: Loca
     new = await successor(cluster)
     try:
         loads: list[object] = []
-        new.handle(LoadProgress, loads.append)
+        new.handle(LoadProgress, lambda body, envelope: loads.append(envelope))
         assert (await fault(stream, got)).kind == "coordinator_lost"
         await until_ready(cluster.client)
         assert all(server.coordinator == new.address for server in cluster.servers)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.layer_masters import assign, offer_of, push, read, worker_at
@@ -93,7 +94,7 @@ async def test_four_chunks_at_most_are_on_their_way_unanswered(
     async with worker_at(tmp_path) as peer:
         worker = peer.worker
 
-        async def counted(envelope: Envelope) -> LayerTraffic | Reply:
+        async def counted(body: Any, envelope: Envelope) -> LayerTraffic | Reply:
             nonlocal came, unanswered, most
             assert isinstance(envelope.body, ModelDataChunk)
             data = bool(envelope.body.data) and envelope.body.filename != "manifest.json"
@@ -101,7 +102,7 @@ async def test_four_chunks_at_most_are_on_their_way_unanswered(
             most = max(most, unanswered)
             if data:
                 await answers.wait()
-            answer = await worker._on_message(envelope)
+            answer = await worker._on_message(envelope.body, envelope)
             unanswered -= data
             return answer
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.clusters import Local, local_cluster
@@ -117,7 +118,7 @@ async def test_a_restart_is_asked_of_the_parent(cluster: Local) -> None:
     assert raised.value.kind == "unsupported"
     killed: list[Kill] = []
 
-    def kill(envelope: Envelope) -> Control:
+    def kill(body: Any, envelope: Envelope) -> Control:
         assert isinstance(envelope.body, Kill)
         killed.append(envelope.body)
         return Done()

@@ -215,7 +215,7 @@ async def test_ranks_keep_their_weights_when_the_coordinator_is_replaced(folder:
         text = cluster_file(folder, [None, None], tp=(2, 1), cluster_listen=old.endpoint)
         new = make_coordinator(parse(text, "test"), folder, cluster=old.cluster, port_s=5.0)
         loads: list[object] = []
-        new.handle(LoadProgress, loads.append)
+        new.handle(LoadProgress, lambda body, envelope: loads.append(envelope))
         await new.start()
         cluster.stack.push_async_callback(new.stop)
         await until_ready(cluster.client)

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -33,7 +34,7 @@ class Hub:
         for kind in (Sampled, Filled, StepFailed):
             self.actor.handle(kind, self._hear)
 
-    def _hear(self, envelope: Envelope) -> None:
+    def _hear(self, body: Any, envelope: Envelope) -> None:
         self.heard.put_nowait(envelope.body)
 
     async def open(self, session: int, epoch: int, *, length: int = len(PROMPT), credit: int = 0) -> int:

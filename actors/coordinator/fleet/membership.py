@@ -91,9 +91,7 @@ class Membership:
         """Look from now on after those that fall silent."""
         self._actor.every(WATCH_S, self._watch)
 
-    def _on_register(self, envelope: Envelope) -> Control:
-        message = envelope.body
-        assert isinstance(message, Register)
+    def _on_register(self, message: Register, envelope: Envelope) -> Control:
         header = envelope.header
         address = Address(header.sender, header.incarnation, message.endpoint)
         split_endpoint(message.endpoint)
@@ -158,11 +156,10 @@ class Membership:
             log.log(level, "%s took no assignment: %s", address.name, error)
             self._gone(address.name, address.incarnation)
 
-    def _on_beat(self, envelope: Envelope) -> Control:
-        assert isinstance(envelope.body, Beat)
+    def _on_beat(self, message: Beat, envelope: Envelope) -> Control:
         sender = _sender(envelope)
         before = self._roster.known(sender).load.group
-        entry = self._roster.beat(sender, envelope.body, time.monotonic())
+        entry = self._roster.beat(sender, message, time.monotonic())
         group = entry.load.group
         if before is not None and group is not None and group.rebuilds > before.rebuilds:
             self._happened.add("rebuild", entry.address.name, f"its group of ranks is formed anew: {group.fault}")
@@ -170,9 +167,7 @@ class Membership:
             self._place()  # it may have more room than it had
         return Done()
 
-    def _on_state(self, envelope: Envelope) -> None:
-        message = envelope.body
-        assert isinstance(message, StateChanged)
+    def _on_state(self, message: StateChanged, envelope: Envelope) -> None:
         entry = self._roster.state_changed(_sender(envelope), message)
         fault = message.fault
         self._happened.add(
@@ -186,14 +181,11 @@ class Membership:
             self._generations.moves.peer_lost(entry.address, why)
         self._place()
 
-    def _on_load_progress(self, envelope: Envelope) -> None:
-        assert isinstance(envelope.body, LoadProgress)
-        self._roster.load_progress(_sender(envelope), envelope.body)
+    def _on_load_progress(self, message: LoadProgress, envelope: Envelope) -> None:
+        self._roster.load_progress(_sender(envelope), message)
         self._changed()
 
-    def _on_child_died(self, envelope: Envelope) -> Control:
-        message = envelope.body
-        assert isinstance(message, ChildDied)
+    def _on_child_died(self, message: ChildDied, envelope: Envelope) -> Control:
         if self._roster.known(_sender(envelope)).kind != "supervisor":
             raise ZrtError("unauthorized", f"{envelope.header.sender} is nobody's parent", self._actor.name)
         if message.incarnation:  # else it was never ready, so whoever has its name is another

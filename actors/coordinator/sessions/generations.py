@@ -18,7 +18,7 @@ from zrt.actors.coordinator.sessions.rerouting import Rerouting
 from zrt.actors.coordinator.sessions.routing import BLAMED
 from zrt.actors.coordinator.sessions.session import Session, SessionState, TextPiece
 from zrt.runtime.actor.actor import Actor
-from zrt.runtime.actor.envelope import Bare
+from zrt.runtime.actor.envelope import Bare, Envelope
 from zrt.runtime.actor.timers import Periodic
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Error, Follow, Generate, Resume, StageShare
@@ -241,8 +241,8 @@ class Generations:
 
     # ---- what the stages say ------------------------------------------------------------------------------------
 
-    def on_sampled(self, message: Sampled, sender: int) -> None:
-        """`sender` is the incarnation that says so, here and below."""
+    def on_sampled(self, message: Sampled, envelope: Envelope) -> None:
+        sender = envelope.header.incarnation
         now = time.monotonic()
         for sampled in message.tokens:
             generation = self._current(sampled.session, sampled.epoch, sender)
@@ -277,15 +277,15 @@ class Generations:
         if session.state is SessionState.DECODING:
             self._routing.renew(generation, self._admission.rebalance(session.id))
 
-    def on_filled(self, message: Filled, sender: int) -> None:
-        generation = self._current(message.session, message.epoch, sender)
+    def on_filled(self, message: Filled, envelope: Envelope) -> None:
+        generation = self._current(message.session, message.epoch, envelope.header.incarnation)
         if generation is not None:
             generation.progressed = time.monotonic()
             generation.filled = max(generation.filled, message.upto)
             generation.progress()
 
-    def on_step_failed(self, message: StepFailed, sender: int) -> None:
-        generation = self._current(message.session, message.epoch, sender)
+    def on_step_failed(self, message: StepFailed, envelope: Envelope) -> None:
+        generation = self._current(message.session, message.epoch, envelope.header.incarnation)
         if generation is None:
             return
         fault = message.fault
