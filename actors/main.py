@@ -1,4 +1,5 @@
-"""The processes of `zrt actor KIND`: from command line words to a running actor. Heavy imports come after the lifeline is held."""
+"""The processes of `zrt actor KIND`: from command line words to a running actor. Heavy imports come
+after the lifeline is held."""
 
 import os
 import socket
@@ -55,8 +56,9 @@ def run_block_server(
 
 
 def run_coordinator(read: Callable[[], "Conf"], *, port_s: float, cluster: str) -> NoReturn:
-    """The coordinator of the cluster file that `read` reads; its model must have been fetched. `cluster` is the cluster's id, empty for
-    a new one. `port_s` is how long it waits for its port, should it be taken."""
+    """The coordinator of the cluster file that `read` reads; its model must have been fetched.
+    `cluster` is the cluster's id, empty for a new one. `port_s` is how long it waits for its port,
+    should it be taken."""
 
     def make() -> "Coordinator":
         from zrt.actors.coordinator.coordinator import Coordinator
@@ -153,7 +155,8 @@ def _run(make: Callable[[], "Actor"]) -> NoReturn:
 
 
 def _threads(given: int | None) -> int:
-    """How many to compute with; before torch is imported, so that they wait for each other as they should whoever started the process."""
+    """How many to compute with; before torch is imported, so that they wait for each other as they
+    should whoever started the process."""
     from zrt.runtime.compute.threads import thread_environment
 
     threads = given or len(os.sched_getaffinity(0))
@@ -163,7 +166,8 @@ def _threads(given: int | None) -> int:
 
 
 def _import_for(device: str) -> None:
-    """What computing there takes, before the process begins: see `run_actor`. ZrtError unsupported: there is no such device."""
+    """What computing there takes, before the process begins: see `run_actor`. ZrtError unsupported:
+    there is no such device."""
     from zrt.runtime.compute.devices import check_device
 
     check_device(device)

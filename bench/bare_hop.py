@@ -1,11 +1,13 @@
-"""What a hop costs two bare processes of torch and sockets, without zrt: what is left to reach here. Prints one JSON object.
+"""What a hop costs two bare processes of torch and sockets, without zrt: what is left to reach
+here. Prints one JSON object.
 
     python bench/bare_hop.py [--hops N]
 
-One process asks, the other answers, 2.3 KB each way over loopback; between two messages each reads the weights of some blocks of the demo model, one
-product after the other. Microseconds, the median over all hops, of there and back less what the other computed, by its own clock:
-`tcp`: blocking TCP in the thread that computes; `zeromq`: DEALER and ROUTER there; `executors`: DEALER and ROUTER on uvloop, and beside it, in both
-processes, a thread that computes.
+One process asks, the other answers, 2.3 KB each way over loopback; between two messages each reads
+the weights of some blocks of the demo model, one product after the other. Microseconds, the median
+over all hops, of there and back less what the other computed, by its own clock: `tcp`: blocking TCP
+in the thread that computes; `zeromq`: DEALER and ROUTER there; `executors`: DEALER and ROUTER on
+uvloop, and beside it, in both processes, a thread that computes.
 """
 
 import argparse

@@ -1,8 +1,10 @@
-"""transformers' own `generate`, in a process of its own with its own defaults: the other side of every comparison.
+"""transformers' own `generate`, in a process of its own with its own defaults: the other side of
+every comparison.
 
-Reads one JSON object a line from stdin, {"prompts": [[token ids], ...], "tokens": N, "cache": "dynamic" | "static"}, and answers each with
-{"ids": [[...], ...], "ttft_s": seconds to the first tokens, "decode_s": seconds from the first tokens to the last}. Several prompts make
-one padded batch.
+Reads one JSON object a line from stdin, {"prompts": [[token ids], ...], "tokens": N, "cache":
+"dynamic" | "static"}, and answers each with {"ids": [[...], ...], "ttft_s": seconds to the first
+tokens, "decode_s": seconds from the first tokens to the last}. Several prompts make one padded
+batch.
 """
 
 import json

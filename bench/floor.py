@@ -1,4 +1,5 @@
-"""The least time a token can take here: its weights' bytes over the speed at which memory is read. Prints one JSON object.
+"""The least time a token can take here: its weights' bytes over the speed at which memory is read.
+Prints one JSON object.
 
     python bench/floor.py FOLDER
 

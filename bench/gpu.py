@@ -1,12 +1,15 @@
-"""Decode and prefill of a model of Qwen3-8B's shape on one GPU, client to client through `zrt up`, beside what the card's memory allows.
+"""Decode and prefill of a model of Qwen3-8B's shape on one GPU, client to client through `zrt up`,
+beside what the card's memory allows.
 
-    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N] [--cards N] [--tp N] [--chunk N]
-                        [--temperature T] [--no-parts]
+    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N] [--cards N] [--tp
+    N] [--chunk N] [--temperature T] [--no-parts]
 
-Weights are random, bfloat16. The floor of a token is the bytes a step must read (weights once, each session's keys and values) over the rate
-at which this card reads a large matrix for one row, measured in the same run before the cluster starts. Where the rest goes is measured by
-bench/gpu_parts.py, also before (one stage alone): what a step takes longer than the engine's own is the runtime's. `cpu_ms` is what the
-stages' processes compute for a step on the CPU, all threads together: waiting for the device is in it. Prints one JSON object.
+Weights are random, bfloat16. The floor of a token is the bytes a step must read (weights once, each
+session's keys and values) over the rate at which this card reads a large matrix for one row,
+measured in the same run before the cluster starts. Where the rest goes is measured by
+bench/gpu_parts.py, also before (one stage alone): what a step takes longer than the engine's own is
+the runtime's. `cpu_ms` is what the stages' processes compute for a step on the CPU, all threads
+together: waiting for the device is in it. Prints one JSON object.
 """
 
 import argparse

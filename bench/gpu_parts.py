@@ -1,11 +1,14 @@
-"""Where a decode step on one GPU goes: kernels by kind, and what the device waits for, without a cluster around the engine.
+"""Where a decode step on one GPU goes: kernels by kind, and what the device waits for, without a
+cluster around the engine.
 
     python bench/gpu_parts.py [--sessions N ...] [--blocks N] [--prompts]
 
-The model has Qwen3-8B's shape, random weights, bfloat16; sessions have 512 tokens of context. `engine_ms` is a step as the executor sees it, without
-the profiler. The shares are of a step's time on the device under the profiler: for each kind of kernel the time in which one of them runs and
-none of a kind named before it (dependent launches overlap), and `gaps`, in which none does. With `--prompts` it is turns of prompts instead, in ms,
-after histories of several lengths. Prints one JSON object.
+The model has Qwen3-8B's shape, random weights, bfloat16; sessions have 512 tokens of context.
+`engine_ms` is a step as the executor sees it, without the profiler. The shares are of a step's time
+on the device under the profiler: for each kind of kernel the time in which one of them runs and
+none of a kind named before it (dependent launches overlap), and `gaps`, in which none does. With
+`--prompts` it is turns of prompts instead, in ms, after histories of several lengths. Prints one
+JSON object.
 """
 
 import argparse
@@ -92,7 +95,8 @@ def parts(engine: Engine, sessions: int) -> dict[str, Any]:
 
 
 def prompt_ms(engine: Engine, tokens: int, history: int) -> float:
-    """A turn of so many tokens that ends with a pick: the median of a few, each of a session of its own."""
+    """A turn of so many tokens that ends with a pick: the median of a few, each of a session of its
+    own."""
     sampler, times = Sampler(Sampling(temperature=0.0)), []
     for key in range(ROUNDS):
         ids = (torch.arange(history + tokens) * 31 + key) % 100000

@@ -2,7 +2,8 @@
 
     python bench/idle.py [--stages N] [--windows N] [--seconds S]
 
-Prints one JSON object; shares are of one core, each the median of the windows. The kernel's scheduler counts the time, in ns.
+Prints one JSON object; shares are of one core, each the median of the windows. The kernel's
+scheduler counts the time, in ns.
 """
 
 import argparse

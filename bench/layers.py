@@ -1,14 +1,18 @@
-"""What lending layers costs: the hop of a token to a worker, and the push of the layers. The worker is a process of its own, on loopback.
+"""What lending layers costs: the hop of a token to a worker, and the push of the layers. The worker
+is a process of its own, on loopback.
 
     python bench/layers.py hop [--rounds N] [--tokens N]     one session decodes through the demo model, of which a worker holds ten blocks
-    python bench/layers.py push [--rounds N] [--megabytes N] a model made for this, all but its ends lent to a worker that holds nothing
+    python bench/layers.py push [--rounds N] [--megabytes N] a model made for this, all but its ends
+    lent to a worker that holds nothing
 
-Prints one JSON object. `hop`: of each round the median over its last 512 hops, in microseconds; a hop is clocked by the master from the rows
-it has to the rows it gets, and `overhead` is that less what the worker's layers took, by the worker's own clock. `bare_us`: what it is between two
-processes without zrt (bare_hop.py), run before.
-`push`: megabytes (10^6) a second. `transfer` is by the master's clock, from the first question to the worker to its last answer, when all is
-checked and written; `start` is by the clock of whoever waits: how much longer a start takes with the push than without it. `peak_mb` is the most
-memory that the master and the worker ever had resident, in a start with the push and in one without.
+Prints one JSON object. `hop`: of each round the median over its last 512 hops, in microseconds; a
+hop is clocked by the master from the rows it has to the rows it gets, and `overhead` is that less
+what the worker's layers took, by the worker's own clock. `bare_us`: what it is between two
+processes without zrt (bare_hop.py), run before. `push`: megabytes (10^6) a second. `transfer` is by
+the master's clock, from the first question to the worker to its last answer, when all is checked
+and written; `start` is by the clock of whoever waits: how much longer a start takes with the push
+than without it. `peak_mb` is the most memory that the master and the worker ever had resident, in a
+start with the push and in one without.
 """
 
 import argparse
@@ -43,7 +47,8 @@ def lending(blocks: str) -> str:
 
 
 async def told(client: Client, hops: int) -> tuple[WorkerLoad, dict[str, ActorInfo]]:
-    """What the master says of its worker, once it has counted so many hops, and all processes: it is told in beats."""
+    """What the master says of its worker, once it has counted so many hops, and all processes: it
+    is told in beats."""
     async with asyncio.timeout(BEAT_S):
         while True:
             actors = {actor.name: actor for actor in (await client.status()).actors}
@@ -140,7 +145,8 @@ def push(rounds: int, megabytes: int) -> dict[str, Any]:
 
 
 def start(home: Path, file: str) -> tuple[float, WorkerLoad, dict[str, float]]:
-    """Seconds until the cluster is ready, what its master says of the worker, and the most memory that either ever had."""
+    """Seconds until the cluster is ready, what its master says of the worker, and the most memory
+    that either ever had."""
     started = time.perf_counter()
     with up(home, file) as endpoint:
         seconds = time.perf_counter() - started

@@ -1,8 +1,10 @@
-"""Write docs/models.md: which models run, and how near they come to transformers' own, compared here and now.
+"""Write docs/models.md: which models run, and how near they come to transformers' own, compared
+here and now.
 
     python bench/models_table.py > docs/models.md
 
-The models are the tiny random ones of the test suite (`tests/tiny_models.py`), untied and tied, cut into 1, 2 and 4 stages.
+The models are the tiny random ones of the test suite (`tests/tiny_models.py`), untied and tied, cut
+into 1, 2 and 4 stages.
 """
 
 import os
@@ -50,7 +52,8 @@ HEAD = "| `model_type` | what the model has | ids | float32 | of | bfloat16 |\n|
 
 
 class Result(NamedTuple):
-    """One run: whether all ids are equal, the greatest difference of a logit (none where ids part), and the greatest logit."""
+    """One run: whether all ids are equal, the greatest difference of a logit (none where ids part),
+    and the greatest logit."""
 
     equal: bool
     difference: float

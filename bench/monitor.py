@@ -1,14 +1,16 @@
-"""What the monitor costs: 500 sessions and 64 block servers, changes every 0.25 s in which every session's figures move.
+"""What the monitor costs: 500 sessions and 64 block servers, changes every 0.25 s in which every
+session's figures move.
 
     python bench/monitor.py [--rounds N]
     python bench/monitor.py hot [--rounds N] [--sessions N]
 
-Prints one JSON object. Without words: the share of a core that decoding, applying the changes, rows and drawing take in each view, and with no
-changes (idle); what a change costs the coordinator to work out and encode, and its bytes beside a whole snapshot's; and the time from a
-key to its effect while changes come. Of each the least and the most of the rounds.
+Prints one JSON object. Without words: the share of a core that decoding, applying the changes, rows
+and drawing take in each view, and with no changes (idle); what a change costs the coordinator to
+work out and encode, and its bytes beside a whole snapshot's; and the time from a key to its effect
+while changes come. Of each the least and the most of the rounds.
 
-`hot`: tokens a second of a real cluster in this process while nobody and while three subscribers hear of it every 0.25 s, in turn, and the
-ratio of each round.
+`hot`: tokens a second of a real cluster in this process while nobody and while three subscribers
+hear of it every 0.25 s, in turn, and the ratio of each round.
 """
 
 import argparse
@@ -91,7 +93,8 @@ async def share(top: Top, told: Told | None) -> float:
 
 
 async def key_ms(top: Top, told: Told) -> float:
-    """The longest of some keys, from being pressed to its line being drawn, each just after changes came."""
+    """The longest of some keys, from being pressed to its line being drawn, each just after changes
+    came."""
     lines = top.query_one("#sessions", Lines)
     longest = 0.0
     for _ in range(KEYS):

@@ -1,10 +1,12 @@
-"""Decode speed of the demo model through block servers, beside transformers' own `generate` in a process of its own.
+"""Decode speed of the demo model through block servers, beside transformers' own `generate` in a
+process of its own.
 
     python bench/pipeline.py [--stages N] [--rounds N] [--tokens N]
 
-Both sides are asked in turn, round by round, with the same prompt; figures are medians over the rounds. Prints one JSON object:
-milliseconds a token of each side, the ratio (above 1: zrt is faster), each stage's compute, queue and encode time a token, and what is left
-for the network (sockets and wake-ups, of all hops together).
+Both sides are asked in turn, round by round, with the same prompt; figures are medians over the
+rounds. Prints one JSON object: milliseconds a token of each side, the ratio (above 1: zrt is
+faster), each stage's compute, queue and encode time a token, and what is left for the network
+(sockets and wake-ups, of all hops together).
 """
 
 import argparse

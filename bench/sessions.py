@@ -1,4 +1,5 @@
-"""Many sessions of the demo model at once, beside transformers' own static batch in a process of its own.
+"""Many sessions of the demo model at once, beside transformers' own static batch in a process of
+its own.
 
     python bench/sessions.py batch    [--stages N] [--sessions N] [--rounds N]   tokens/s of all sessions together, both sides
     python bench/sessions.py cut      [--stages N] [--sessions N] [--rounds N]   tokens/s through N stages and through one, in turn
@@ -196,7 +197,8 @@ async def fairness(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
 
 
 async def memory(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
-    """Sessions come and go until so many steps have run, after a warm-up that fills the KV pool: what is over stays in it as cache."""
+    """Sessions come and go until so many steps have run, after a warm-up that fills the KV pool:
+    what is over stays in it as cache."""
 
     pids = family(await servers(endpoint))
 

@@ -1,4 +1,5 @@
-"""The two sides of a comparison, each in processes of its own: a zrt cluster, and transformers (baseline.py)."""
+"""The two sides of a comparison, each in processes of its own: a zrt cluster, and transformers
+(baseline.py)."""
 
 import json
 import os
@@ -82,7 +83,8 @@ def text(folder: Path, stages: str, context: int = 4096, sessions: int = 64, kv:
 
 @contextmanager
 def up(home: Path, text: str) -> Iterator[str]:
-    """`zrt up` with a cluster file of this text, and its cache in `home`; its endpoint, once it is ready."""
+    """`zrt up` with a cluster file of this text, and its cache in `home`; its endpoint, once it is
+    ready."""
     conf = home / "bench.toml"
     conf.write_text(text)
     reader, writer = os.pipe()

@@ -1,9 +1,11 @@
-"""Makes the pictures of the monitor that the README shows: docs/pictures/*.svg, of a cluster that really runs.
+"""Makes the pictures of the monitor that the README shows: docs/pictures/*.svg, of a cluster that
+really runs.
 
     python docs/pictures.py [--seconds N]
 
-It starts the demo model in three stages (three ranks, two replicas, one that lends blocks to a layer worker), has some sessions generate, opens
-the monitor beside it, drains a replica, and exports each view. This machine's name is taken out.
+It starts the demo model in three stages (three ranks, two replicas, one that lends blocks to a
+layer worker), has some sessions generate, opens the monitor beside it, drains a replica, and
+exports each view. This machine's name is taken out.
 """
 
 import argparse

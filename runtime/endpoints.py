@@ -5,7 +5,8 @@ import re
 
 
 def endpoint(text: str) -> tuple[str, int]:
-    """Host and port of "tcp://HOST:PORT"; an IPv6 host stands in brackets, which are taken off. Raises ValueError."""
+    """Host and port of "tcp://HOST:PORT"; an IPv6 host stands in brackets, which are taken off.
+    Raises ValueError."""
     match = re.fullmatch(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+)):(\d{1,5})", text, re.ASCII)
     if match is None or int(match[3]) > 65535:
         raise ValueError(f'{text!r} is no endpoint; write tcp://HOST:PORT, such as "tcp://127.0.0.1:7411"')
@@ -21,7 +22,8 @@ def is_loopback(host: str) -> bool:
 
 
 def advertised(text: str) -> tuple[str, int]:
-    """Host and port (0: not given) of "tcp://HOST" or "tcp://HOST:PORT", for others to connect to. Raises ValueError."""
+    """Host and port (0: not given) of "tcp://HOST" or "tcp://HOST:PORT", for others to connect to.
+    Raises ValueError."""
     try:
         host, port = endpoint(text)
     except ValueError:
@@ -35,7 +37,8 @@ def advertised(text: str) -> tuple[str, int]:
 
 
 def port_unknown(advertise: str | None, listen: str) -> str:
-    """What is wrong if a port is advertised, but any is listened on: nobody could lead the one to the other."""
+    """What is wrong if a port is advertised, but any is listened on: nobody could lead the one to
+    the other."""
     if advertise is None or not advertised(advertise)[1] or endpoint(listen)[1]:
         return ""
     return f"{advertise} names a port, but {listen} leaves its own to the system: leave out the one, or name the other"

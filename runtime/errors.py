@@ -1,4 +1,5 @@
-"""Errors are values: one exception that carries `(kind, message, where)`, the three fields every error message has on the wire."""
+"""Errors are values: one exception that carries `(kind, message, where)`, the three fields every
+error message has on the wire."""
 
 from typing import Final, Literal, Self, cast, get_args
 
@@ -37,7 +38,8 @@ MEMORY: Final[frozenset[Kind]] = frozenset({"insufficient_memory", "insufficient
 
 
 class ZrtError(Exception):
-    """A failure with a name. Code branches on `kind`; `message` is for people and names the thing and the way out.
+    """A failure with a name. Code branches on `kind`; `message` is for people and names the thing
+    and the way out.
 
     `where` is the actor or file that failed, empty when the message already says it.
     """
@@ -54,8 +56,8 @@ class ZrtError(Exception):
         return cls(cast(Kind, kind if kind in KINDS else "internal"), message, where)
 
     def anew(self) -> "ZrtError":
-        """The same, raised by nobody yet. What is kept, or told to several, is raised so: a traceback grows with every raise, and keeps alive
-        whatever was at work in each.
+        """The same, raised by nobody yet. What is kept, or told to several, is raised so: a
+        traceback grows with every raise, and keeps alive whatever was at work in each.
         """
         return ZrtError(self.kind, self.message, self.where)
 

@@ -1,4 +1,5 @@
-"""The memory of this machine that a new process may take: what the kernel reports, within the limits of control groups."""
+"""The memory of this machine that a new process may take: what the kernel reports, within the
+limits of control groups."""
 
 import os
 import re
@@ -8,14 +9,16 @@ from typing import Final
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 RECLAIMED: Final = ("inactive_file", "active_file", "slab_reclaimable")
-"""What a control group is charged for and the kernel takes back when memory is asked for, by its names in memory.stat."""
+"""What a control group is charged for and the kernel takes back when memory is asked for, by its
+names in memory.stat."""
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that can be had without swapping: MemAvailable, or what the tightest control group above this process leaves.
+    """Bytes that can be had without swapping: MemAvailable, or what the tightest control group
+    above this process leaves.
 
-    Sources: proc(5), cgroups(7); version 2 groups are limited by memory.max and memory.high, version 1 by
-    memory.limit_in_bytes. `root` is where the file system begins.
+    Sources: proc(5), cgroups(7); version 2 groups are limited by memory.max and memory.high,
+    version 1 by memory.limit_in_bytes. `root` is where the file system begins.
     """
     return max(0, min([_mem_available(root), *_groups(root)]))
 
@@ -26,7 +29,8 @@ def total_memory(root: Path = Path("/")) -> int:
 
 
 def resident_memory(pid: int | None = None) -> int:
-    """Bytes of memory that a process has resident: this one, or another; 0 where there is none, or it cannot be looked up."""
+    """Bytes of memory that a process has resident: this one, or another; 0 where there is none, or
+    it cannot be looked up."""
     try:
         with open(f"/proc/{pid or 'self'}/statm", "rb", buffering=0) as statm:
             return int(statm.read(128).split()[1]) * _PAGE
@@ -52,7 +56,8 @@ def _groups(root: Path) -> Iterator[int]:
 
 
 def _memberships(root: Path) -> Iterator[tuple[Path, Path, Path, int]]:
-    """(mount point, the group that is mounted there, this process's group, version) of each hierarchy that limits memory."""
+    """(mount point, the group that is mounted there, this process's group, version) of each
+    hierarchy that limits memory."""
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()

@@ -1,6 +1,8 @@
-"""Names for pages of KV by what they hold: equal keys, equal tokens from the history's first on. Pure.
+"""Names for pages of KV by what they hold: equal keys, equal tokens from the history's first on.
+Pure.
 
-A page's key is a hash of the model, the key of the page before it, and its own token ids, so one key stands for the whole prefix.
+A page's key is a hash of the model, the key of the page before it, and its own token ids, so one
+key stands for the whole prefix.
 """
 
 from array import array
@@ -12,7 +14,8 @@ from zrt.runtime.errors import ZrtError
 
 
 def check_keys(keys: Sequence[int], most: int) -> None:
-    """ZrtError bad_request: not the keys of one history of at most `most` pages, which are all different."""
+    """ZrtError bad_request: not the keys of one history of at most `most` pages, which are all
+    different."""
     if len(keys) > most:
         raise ZrtError("bad_request", f"page_keys: {len(keys)} of a history that has at most {most} full pages")
     if len(set(keys)) != len(keys):
@@ -20,7 +23,8 @@ def check_keys(keys: Sequence[int], most: int) -> None:
 
 
 class PageKeys:
-    """The keys of one growing history. `model` names everything the numbers depend on besides the tokens."""
+    """The keys of one growing history. `model` names everything the numbers depend on besides the
+    tokens."""
 
     def __init__(self, model: str, page_tokens: int) -> None:
         self._page_tokens = page_tokens

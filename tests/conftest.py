@@ -22,12 +22,14 @@ if (
 SEED = os.environ.get("ZRT_SEED", "0")
 """Which cases of a matrix `make test` runs."""
 ROOMS = ("chaos", "cluster", "tui", "pipeline", "compute", "actors", "wire", "pure", "gpu")
-"""Rooms of tests, those of the longest files first: files are given out in this order where several run at once."""
+"""Rooms of tests, those of the longest files first: files are given out in this order where several
+run at once."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of each matrix and each value of the parameter it names, all but one case (chosen by the seed) are for `make chaos`."""
+    """Of each matrix and each value of the parameter it names, all but one case (chosen by the
+    seed) are for `make chaos`."""
     items.sort(key=lambda item: ROOMS.index(item.path.relative_to(Path(__file__).parent).parts[0]))
     cases: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
@@ -48,10 +50,12 @@ def demo_model() -> Path:
 
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`make_model(family, *, tied=False, seed=0, dtype="float32", files=1, **config)`: the folder of a tiny random model.
+    """`make_model(family, *, tied=False, seed=0, dtype="float32", files=1, **config)`: the folder
+    of a tiny random model.
 
-    `family` is a `model_type`; `config` overrides the keys of `TINY`; `files` > 1 writes indexed shards. Weights are random
-    everywhere (norms around 1, biases away from 0), so that no part of a model can be left out unnoticed. Equal arguments, equal folder.
+    `family` is a `model_type`; `config` overrides the keys of `TINY`; `files` > 1 writes indexed
+    shards. Weights are random everywhere (norms around 1, biases away from 0), so that no part of a
+    model can be left out unnoticed. Equal arguments, equal folder.
     """
     made: dict[str, Path] = {}
 

@@ -1,1 +1,2 @@
-"""The terminal monitor: what a cluster tells its subscribers, as rows (pure), and the Textual application that shows them."""
+"""The terminal monitor: what a cluster tells its subscribers, as rows (pure), and the Textual
+application that shows them."""

@@ -1,4 +1,5 @@
-"""`zrt top`: the cluster in a terminal, live. Views are tables of one feed; keys act on the row under the cursor."""
+"""`zrt top`: the cluster in a terminal, live. Views are tables of one feed; keys act on the row
+under the cursor."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -98,7 +99,7 @@ class Top(App[None]):
         self.run_worker(self.feed.run(), exit_on_error=False)
         self.set_interval(DRAW_S, self._tick)
 
-    # ---- drawing ------------------------------------------------------------------------------------------------
+    # ---- drawing ---------------------------------------------------------------------------------
 
     def _take(self, cluster: Cluster) -> None:
         self.state.take(cluster, time.time())
@@ -154,7 +155,7 @@ class Top(App[None]):
             self._views.update(views)
             self._told.update(clean(top[1]))
 
-    # ---- views --------------------------------------------------------------------------------------------------
+    # ---- views -----------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "filter" and (isinstance(self.focused, Input) or len(self.screen_stack) > 1):
@@ -237,7 +238,7 @@ class Top(App[None]):
     def _runner(self, action: str) -> Callable[[], Awaitable[bool]]:
         return lambda: self.run_action(action)
 
-    # ---- what is done to the cluster ----------------------------------------------------------------------------
+    # ---- what is done to the cluster -------------------------------------------------------------
 
     def _item(self) -> object:
         focused = self.focused
@@ -295,7 +296,7 @@ class Top(App[None]):
                 f"Kill {name} and start it again?", f"{name} starts again", lambda client, _: client.restart(name)
             )
 
-    # ---- out of here --------------------------------------------------------------------------------------------
+    # ---- out of here -----------------------------------------------------------------------------
 
     def action_copy(self) -> None:
         focused = self.focused

@@ -1,4 +1,5 @@
-"""One session, in a screen of its own: its text as it streams, where its time goes, what happened to it."""
+"""One session, in a screen of its own: its text as it streams, where its time goes, what happened
+to it."""
 
 from contextlib import aclosing
 from typing import ClassVar
@@ -116,7 +117,8 @@ def facts(
 
 
 def _hops(info: SessionInfo) -> list[str]:
-    """Where a token's time goes: each stage's queue, compute and encoding, and what is left to the network."""
+    """Where a token's time goes: each stage's queue, compute and encoding, and what is left to the
+    network."""
     if not info.hops:
         return []
     sums = [hop.queue_ms + hop.compute_ms + hop.encode_ms for hop in info.hops]

@@ -1,4 +1,5 @@
-"""The monitor's connection: snapshots as they come, for as long as the monitor runs, through the loss of connections and coordinators."""
+"""The monitor's connection: snapshots as they come, for as long as the monitor runs, through the
+loss of connections and coordinators."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""A table drawn line by line: only visible rows are formatted, only lines that changed are drawn again."""
+"""A table drawn line by line: only visible rows are formatted, only lines that changed are drawn
+again."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,14 +14,16 @@ from textual.strip import Strip
 from zrt.tui.rows import Row, Table
 
 NARROW = 80
-"""Columns of a terminal that tables are made for; in a wider one some columns are as wide as they need."""
+"""Columns of a terminal that tables are made for; in a wider one some columns are as wide as they
+need."""
 STYLES = ("plain", "dim", "good", "warn", "bad", "head", "cursor")
 
 
 class Lines(ScrollView, can_focus=True):
-    """The rows of `table`, with a title line that stays, and a cursor that stays on its row's key. `empty` is said where there is no row. Rows
-    are grey while they are `old`: how things were, and nobody knows how they are.
-    `drawn` counts lines that were drawn. Colours are such that they are green, yellow and red among 16, too."""
+    """The rows of `table`, with a title line that stays, and a cursor that stays on its row's key.
+    `empty` is said where there is no row. Rows are grey while they are `old`: how things were, and
+    nobody knows how they are. `drawn` counts lines that were drawn. Colours are such that they are
+    green, yellow and red among 16, too."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"lines--{style}" for style in STYLES}
     DEFAULT_CSS = """

@@ -1,4 +1,5 @@
-"""What ctrl+p lists before anything is typed: the monitor's own commands in the order of its keys, then Textual's."""
+"""What ctrl+p lists before anything is typed: the monitor's own commands in the order of its keys,
+then Textual's."""
 
 from textual.command import DiscoveryHit, Hits
 from textual.system_commands import SystemCommandsProvider

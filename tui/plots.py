@@ -1,4 +1,5 @@
-"""The throughput of the last minutes as a widget: drawn anew for the size it has, whenever that changes."""
+"""The throughput of the last minutes as a widget: drawn anew for the size it has, whenever that
+changes."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,5 @@
-"""A table's rows as lines of text, and what they are made of: cells, bars, sparklines, amounts. Pure: no widgets, no clock."""
+"""A table's rows as lines of text, and what they are made of: cells, bars, sparklines, amounts.
+Pure: no widgets, no clock."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line: `key` is what it is about, over all snapshots; `text` is cut and filled to its columns."""
+    """A line: `key` is what it is about, over all snapshots; `text` is cut and filled to its
+    columns."""
 
     key: str
     text: str
@@ -26,8 +28,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A title, a width in terminal cells (negative: flush right), and what of an item is shown there. Up to `most` it may be wider, where what
-    is shown is."""
+    """A title, a width in terminal cells (negative: flush right), and what of an item is shown
+    there. Up to `most` it may be wider, where what is shown is."""
 
     title: str
     width: int
@@ -54,8 +56,8 @@ class Table(Generic[T]):
         return replace(self, columns=columns)
 
     def within(self, items: Sequence[T], width: int) -> "Table[T]":
-        """What of it fits into `width` cells: of the columns that say something of these items, those from the left on; the first that does
-        not fit may be cut."""
+        """What of it fits into `width` cells: of the columns that say something of these items,
+        those from the left on; the first that does not fit may be cut."""
         columns: list[Column[T]] = []
         for column in self.columns:
             if not any(column.show(item) for item in items):
@@ -83,13 +85,15 @@ class Table(Generic[T]):
         return Row(self.key(item), text, self.style(item))
 
     def described(self, item: T) -> list[str]:
-        """Every column of it that is not empty, a line each, uncut, and without the branches of a tree."""
+        """Every column of it that is not empty, a line each, uncut, and without the branches of a
+        tree."""
         shown = [(column.title, column.show(item).strip(BRANCHES)) for column in self.columns]
         return [f"{title:<14} {clean(value)}" for title, value in shown if value]
 
 
 def clean(text: str) -> str:
-    """Text that others said, fit for a terminal: of its control characters line breaks alone are left."""
+    """Text that others said, fit for a terminal: of its control characters line breaks alone are
+    left."""
     return text if text.isprintable() else "".join(one if one.isprintable() or one == "\n" else " " for one in text)
 
 

@@ -1,4 +1,5 @@
-"""What opens over the monitor: a question with yes and no, the facts of a row, a chat, the list of keys."""
+"""What opens over the monitor: a question with yes and no, the facts of a row, a chat, the list of
+keys."""
 
 from contextlib import aclosing
 from typing import ClassVar
@@ -21,7 +22,8 @@ MOST_TEXT = 8000
 
 
 class Confirm(ModalScreen[float | None]):
-    """A question. Answered by the seconds that were entered (`seconds` if none are asked for), None for no."""
+    """A question. Answered by the seconds that were entered (`seconds` if none are asked for), None
+    for no."""
 
     CSS = """
     Confirm { align: center middle; }

@@ -1,4 +1,5 @@
-"""What the monitor knows: the last snapshot, and what it kept of those before. Pure; times are passed in."""
+"""What the monitor knows: the last snapshot, and what it kept of those before. Pure; times are
+passed in."""
 
 from collections import deque
 from typing import Final
@@ -14,7 +15,8 @@ POINT_MS: Final = 1000
 
 
 class MonitorState:
-    """`cluster` is None until the first snapshot. `pace` holds a point a second: tokens a second, and live sessions."""
+    """`cluster` is None until the first snapshot. `pace` holds a point a second: tokens a second,
+    and live sessions."""
 
     def __init__(self) -> None:
         self.cluster: Cluster | None = None
@@ -27,7 +29,8 @@ class MonitorState:
         self._steps: dict[str, int] = {}  # a leader: the last step that is known
 
     def take(self, cluster: Cluster, now: float) -> None:
-        """The next snapshot, at `now` (Unix time). Another coordinator counts anew; what happened before is still known."""
+        """The next snapshot, at `now` (Unix time). Another coordinator counts anew; what happened
+        before is still known."""
         before = self.cluster
         same = before is None or before.incarnation == cluster.incarnation
         if not same:

@@ -1,4 +1,5 @@
-"""`zrt status`: the monitor's tree and sessions on stdout, once or for as long as they are watched."""
+"""`zrt status`: the monitor's tree and sessions on stdout, once or for as long as they are
+watched."""
 
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ COLOURS: Final[dict[Style, str]] = {"plain": "", "dim": "dim", "good": "bold", "
 
 
 async def status(endpoint: str | None, *, json: bool, watch: bool) -> int:
-    """Print the cluster, as a tree or one JSON object; with `watch` again and again until interrupted, as JSON an object a line.
+    """Print the cluster, as a tree or one JSON object; with `watch` again and again until
+    interrupted, as JSON an object a line.
 
     ZrtError coordinator_lost: it is not there, or is gone for good.
     """
@@ -65,8 +67,9 @@ def as_json(cluster: Cluster) -> bytes:
 
 
 def tree(cluster: Cluster, width: int | None = None) -> list[Text]:
-    """The cluster in lines: what it is, its processes, its sessions. On a terminal of so many columns rows have what fits there; what is wrong
-    with a process is a line of its own then, which may be folded.
+    """The cluster in lines: what it is, its processes, its sessions. On a terminal of so many
+    columns rows have what fits there; what is wrong with a process is a line of its own then, which
+    may be folded.
     """
     ready = "ready" if cluster.ready else "not ready"
     lines = [

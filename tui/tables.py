@@ -1,4 +1,5 @@
-"""The monitor's other tables: sessions, events, drains of block servers, and the replies that leaders drained from their ranks. Pure."""
+"""The monitor's other tables: sessions, events, drains of block servers, and the replies that
+leaders drained from their ranks. Pure."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-# ---- sessions -------------------------------------------------------------------------------------------------------
+# ---- sessions ------------------------------------------------------------------------------------
 
 SESSIONS: Final = Table[SessionInfo](
     (
@@ -55,7 +56,7 @@ def _words(one: SessionInfo) -> str:
     return f"{one.session:016x} {one.state} {one.client} {' '.join(one.route)}".lower()
 
 
-# ---- events ---------------------------------------------------------------------------------------------------------
+# ---- events --------------------------------------------------------------------------------------
 
 
 def _event_style(event: Happened) -> Style:
@@ -82,7 +83,7 @@ def events(all_: Iterable[Happened], wanted: str) -> list[Happened]:
     return chosen[::-1]
 
 
-# ---- drains ---------------------------------------------------------------------------------------------------------
+# ---- drains --------------------------------------------------------------------------------------
 
 DRAINS: Final = Table[DrainInfo](
     (
@@ -102,7 +103,8 @@ DRAINS: Final = Table[DrainInfo](
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """One step of a group of ranks: the replies that `leader` drained, at about `at` (Unix time)."""
+    """One step of a group of ranks: the replies that `leader` drained, at about `at` (Unix
+    time)."""
 
     at: float
     leader: str
@@ -147,7 +149,8 @@ def _of(values: list[int], place: int) -> int:
 
 
 def new_replies(cluster: Cluster, seen: dict[str, int], now: float) -> list[Replies]:
-    """The steps that no earlier snapshot had, the oldest first. `seen` is the last serial of each leader, and is brought up to date."""
+    """The steps that no earlier snapshot had, the oldest first. `seen` is the last serial of each
+    leader, and is brought up to date."""
     found = []
     for actor in cluster.actors:
         recent = actor.group.recent if actor.group is not None else []

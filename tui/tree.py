@@ -1,4 +1,5 @@
-"""The cluster as a tree: the coordinator, its stages, their replicas, and the ranks and layer workers of these. Pure."""
+"""The cluster as a tree: the coordinator, its stages, their replicas, and the ranks and layer
+workers of these. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ STALE_MS: Final = 2500
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A line of the tree: a title in a `state`, or a process (`actor`); with `rank` or `worker` what its leader or master says of that one,
-    and then `actor` is the worker's own account of itself, if there is any."""
+    """A line of the tree: a title in a `state`, or a process (`actor`); with `rank` or `worker`
+    what its leader or master says of that one, and then `actor` is the worker's own account of
+    itself, if there is any."""
 
     key: str
     label: str
@@ -28,7 +30,8 @@ class Node:
 
 
 def nodes(cluster: Cluster) -> list[Node]:
-    """Stages in pipeline order, then those without a stage; a layer worker is under the stage that has it."""
+    """Stages in pipeline order, then those without a stage; a layer worker is under the stage that
+    has it."""
     made = [Node("", f"{cluster.name}: {cluster.model}", state="ready" if cluster.ready else "not ready")]
     lent = {worker.name for actor in cluster.actors if actor.lend is not None for worker in actor.lend.workers}
     workers = {actor.name: actor for actor in cluster.actors if actor.name in lent and actor.stage < 0}
@@ -122,7 +125,8 @@ def _memory(node: Node) -> str:
 
 
 def _middle(node: Node) -> str:
-    """What a turn takes; of a rank what its part of a step takes on average, of a worker a hop there and back."""
+    """What a turn takes; of a rank what its part of a step takes on average, of a worker a hop
+    there and back."""
     if node.rank is not None:
         return f"{node.rank.drain_us / node.rank.steps / 1e3:.1f}" if node.rank.steps else ""
     if node.worker is not None:

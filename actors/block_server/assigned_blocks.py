@@ -1,4 +1,5 @@
-"""The blocks a block server is assigned, and what serves them: this process alone, a group of TP ranks that it leads, or layer workers with it."""
+"""The blocks a block server is assigned, and what serves them: this process alone, a group of TP
+ranks that it leads, or layer workers with it."""
 
 import asyncio
 import logging
@@ -34,11 +35,11 @@ PROGRESS_S: Final = 0.1
 
 
 class AssignedBlocks:
-    """`assignment` is the last one. What `load` made of it serves until the next load, or `end`: an engine of this process, the `group`, or
-    what `lending` has given out.
+    """`assignment` is the last one. What `load` made of it serves until the next load, or `end`: an
+    engine of this process, the `group`, or what `lending` has given out.
 
-    `lost(error)` is called when the group or what is lent breaks of itself, `told` when what `progress` says has changed. The products of this
-    process and its ranks use `threads` together.
+    `lost(error)` is called when the group or what is lent breaks of itself, `told` when what
+    `progress` says has changed. The products of this process and its ranks use `threads` together.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class AssignedBlocks:
     async def load(self, assignment: Assignment) -> Backend:
         """The backend of these blocks, once what served before has let go.
 
-        ZrtError: as load_engine, RankGroup.form and load, Lending.load; cancelled: another assignment came, or the actor ends.
+        ZrtError: as load_engine, RankGroup.form and load, Lending.load; cancelled: another
+        assignment came, or the actor ends.
         """
         self._loop = asyncio.get_running_loop()
         reported = 0.0
@@ -107,7 +109,8 @@ class AssignedBlocks:
         return await load(assignment, progress, cancelled)
 
     async def end(self) -> None:
-        """The ranks end, and nothing is lent any more: of what was assigned so far, if more is meanwhile."""
+        """The ranks end, and nothing is lent any more: of what was assigned so far, if more is
+        meanwhile."""
         given = self.assignment
         await self._let_go()
         if self.assignment is given:
@@ -174,5 +177,6 @@ class AssignedBlocks:
 
 
 def _stuck() -> None:
-    """The executor waits in an operation that nothing ends: only a new process helps. Our ranks end with us."""
+    """The executor waits in an operation that nothing ends: only a new process helps. Our ranks end
+    with us."""
     leave(STUCK_STATUS)

@@ -1,4 +1,5 @@
-"""Who runs a block server's turns: its own executor alone, or its executor together with TP ranks (group.py)."""
+"""Who runs a block server's turns: its own executor alone, or its executor together with TP ranks
+(group.py)."""
 
 from collections.abc import Hashable, Sequence
 from typing import Protocol
@@ -9,7 +10,8 @@ from zrt.runtime.compute.turn import Passing, TurnResult, Work
 
 
 class Backend(Protocol):
-    """`engine` is this process's own part of the blocks. Errors are those of the engine, and `rank_failed`."""
+    """`engine` is this process's own part of the blocks. Errors are those of the engine, and
+    `rank_failed`."""
 
     @property
     def engine(self) -> Holding: ...

@@ -1,7 +1,9 @@
-"""Sessions of foreign peers at a block server: bare KwaaiNet requests, each answered with a bare response, keyed by (peer, session id).
+"""Sessions of foreign peers at a block server: bare KwaaiNet requests, each answered with a bare
+response, keyed by (peer, session id).
 
-There is no close message, so what is idle too long is forgotten, as in KwaaiNet; and earlier, least recently used first, when routed
-sessions need the room: the cluster's own work comes first, and strangers may come in any number.
+There is no close message, so what is idle too long is forgotten, as in KwaaiNet; and earlier, least
+recently used first, when routed sessions need the room: the cluster's own work comes first, and
+strangers may come in any number.
 """
 
 import time
@@ -39,7 +41,8 @@ class BareKey:
 
 @dataclass(slots=True)
 class BareStep:
-    """One request on its way through turns, which may cut it: `parts` are the results so far, `left` the tokens still to come."""
+    """One request on its way through turns, which may cut it: `parts` are the results so far,
+    `left` the tokens still to come."""
 
     bare: Bare
     left: int
@@ -48,14 +51,16 @@ class BareStep:
 
 @dataclass(slots=True)
 class BareSession:
-    """`used` is when a request last came (monotonic seconds), `waiting` how many have not been answered."""
+    """`used` is when a request last came (monotonic seconds), `waiting` how many have not been
+    answered."""
 
     used: float
     waiting: int = 0
 
 
 class BareSessions:
-    """`ready` gives the engine, or raises what the peer is told; while it `drains`, no session is begun."""
+    """`ready` gives the engine, or raises what the peer is told; while it `drains`, no session is
+    begun."""
 
     def __init__(
         self, actor: Actor, loop: TurnLoop, ready: Callable[[], Holding], *, drains: Callable[[], bool]
@@ -133,7 +138,8 @@ class BareSessions:
             await self._forget(key)
 
     async def make_room(self) -> bool:
-        """Forget the session that was used least recently, of those whose requests are all answered; false if there is none."""
+        """Forget the session that was used least recently, of those whose requests are all
+        answered; false if there is none."""
         key = next((key for key, session in self._sessions.items() if session.waiting == 0), None)
         if key is None:
             return False
@@ -156,7 +162,8 @@ class BareSessions:
 
 
 def _check_size(bare: Bare, engine: Holding) -> None:
-    """ZrtError too_large: more than the longest history takes as an array of integers, KwaaiNet's longest form. Reading it would hold us up."""
+    """ZrtError too_large: more than the longest history takes as an array of integers, KwaaiNet's
+    longest form. Reading it would hold us up."""
     width = 4 if engine.shard.is_first else 2 * engine.spec.hidden_size
     most = 2 * width * engine.cache.context + SPARE_BYTES
     if len(bare.frame) > most:

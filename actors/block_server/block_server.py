@@ -1,16 +1,20 @@
-"""A block server: holds a contiguous range of a model's blocks and runs the steps of many sessions through it.
+"""A block server: holds a contiguous range of a model's blocks and runs the steps of many sessions
+through it.
 
-Receives from the coordinator: Assign, Workers, SetState, Open, Credit, Close, Shutdown, and InferenceRequest (token ids: prompts, replays).
-Receives from the stage before it: InferenceRequest (hidden states; token ids where the last stage closes the ring). From the one after it: HandOver.
-Receives from any peer, bare: InferenceRequest, answered by InferenceResponse.
-Sends to the coordinator: Register, Beat, StateChanged, LoadProgress, Opened, Sampled, Filled, StepFailed; to the next stage: InferenceRequest;
-to its TP ranks: the requests of messages/ranks.py; to its layer workers: those of messages/layers.py.
+Receives from the coordinator: Assign, Workers, SetState, Open, Credit, Close, Shutdown, and
+InferenceRequest (token ids: prompts, replays). Receives from the stage before it: InferenceRequest
+(hidden states; token ids where the last stage closes the ring). From the one after it: HandOver.
+Receives from any peer, bare: InferenceRequest, answered by InferenceResponse. Sends to the
+coordinator: Register, Beat, StateChanged, LoadProgress, Opened, Sampled, Filled, StepFailed; to the
+next stage: InferenceRequest; to its TP ranks: the requests of messages/ranks.py; to its layer
+workers: those of messages/layers.py.
 
-With `tp` in its assignment it leads that many ranks (group.py), and all of them run each turn.
-With `lend`, or `helped`, it is the master of layer workers (lending.py), which run some of its blocks.
+With `tp` in its assignment it leads that many ranks (group.py), and all of them run each turn. With
+`lend`, or `helped`, it is the master of layer workers (lending.py), which run some of its blocks.
 
-The loop keeps the sessions (routed_sessions.py, bare_sessions.py), the queue of steps (turn_loop.py) and what serves (assigned_blocks.py);
-tensors, KV and weights belong to the executor (compute/engine.py).
+The loop keeps the sessions (routed_sessions.py, bare_sessions.py), the queue of steps
+(turn_loop.py) and what serves (assigned_blocks.py); tensors, KV and weights belong to the executor
+(compute/engine.py).
 """
 
 import logging
@@ -52,8 +56,9 @@ COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace
 
 
 class BlockServer(Member):
-    """See the module's docstring. `device` is a torch device, `threads` what its products may use: while it computes alone, and beside
-    other stages of this machine; `memory_bytes` the most it may take in all, 0: what there is."""
+    """See the module's docstring. `device` is a torch device, `threads` what its products may use:
+    while it computes alone, and beside other stages of this machine; `memory_bytes` the most it may
+    take in all, 0: what there is."""
 
     def __init__(
         self,
@@ -116,7 +121,7 @@ class BlockServer(Member):
         await super().stop()
         self.turns.executor.close()
 
-    # ---- membership ---------------------------------------------------------------------------------------------
+    # ---- membership ------------------------------------------------------------------------------
 
     def registration(self) -> Register:
         message = super().registration()
@@ -142,7 +147,8 @@ class BlockServer(Member):
             self._set_state(self.state, self._fault)
 
     def _free(self) -> None:
-        """After the cluster's orderly end it may serve the next one there, with nothing of the last; unless it was started for that alone."""
+        """After the cluster's orderly end it may serve the next one there, with nothing of the
+        last; unless it was started for that alone."""
         if self.goes_down and not self._given:
             self.cluster = ""
             self._let_go()
@@ -156,7 +162,7 @@ class BlockServer(Member):
         self.routed.forget_all()
         self.spawn(self.blocks.end(), "let go")
 
-    # ---- assignment ---------------------------------------------------------------------------------------------
+    # ---- assignment ------------------------------------------------------------------------------
 
     def _on_assign(self, order: Assign, envelope: Envelope) -> Control:
         assignment = order.assignment
@@ -221,7 +227,8 @@ class BlockServer(Member):
         return Done()
 
     def _on_blocks_lost(self, error: ZrtError) -> None:
-        """All KV of this stage is gone with the ranks or workers that serve: sessions are opened and replayed once there are new ones."""
+        """All KV of this stage is gone with the ranks or workers that serve: sessions are opened
+        and replayed once there are new ones."""
         blocks, backend = self.blocks, self.turns.backend
         assignment = blocks.assignment
         if (
@@ -249,7 +256,8 @@ class BlockServer(Member):
         return Fault(error.kind, error.message, error.where or self.name)
 
     def _report(self, message: StateChanged | LoadProgress) -> None:
-        """Tell the coordinator; while it is lost nothing is, since the next registration says how things are."""
+        """Tell the coordinator; while it is lost nothing is, since the next registration says how
+        things are."""
         try:
             self.tell_coordinator(message)
         except ZrtError as error:
@@ -262,7 +270,7 @@ class BlockServer(Member):
             raise ZrtError("warming_up", WARMING_UP, self.name)
         raise ZrtError("model_not_loaded", "no blocks are loaded in this block server", self.name)
 
-    # ---- turns --------------------------------------------------------------------------------------------------
+    # ---- turns -----------------------------------------------------------------------------------
 
     def _work(self, engine: Holding, step: Waiting) -> Work:
         if isinstance(step.origin, BareStep):

@@ -1,12 +1,14 @@
-"""How many prompt tokens a turn may carry: as many as it likes while nobody decodes, else so few that decodes keep their pace. Pure."""
+"""How many prompt tokens a turn may carry: as many as it likes while nobody decodes, else so few
+that decodes keep their pace. Pure."""
 
 from typing import Final
 
 STRETCH: Final = 2.5
-"""A turn with a prompt chunk may take so many times as long as one without. The cost of a token grows along a prompt, faster than it is learnt: the
-longest turns take 3 to 4 times as long."""
+"""A turn with a prompt chunk may take so many times as long as one without. The cost of a token
+grows along a prompt, faster than it is learnt: the longest turns take 3 to 4 times as long."""
 LEAST: Final = 16
-"""Prompt tokens a turn on a CPU may always carry: a prompt must get on, and fewer rows cost hardly less."""
+"""Prompt tokens a turn on a CPU may always carry: a prompt must get on, and fewer rows cost hardly
+less."""
 LEAST_ON_GPU: Final = 512
 """Likewise on a GPU, where a forward of 16 rows takes half the time of one of 512."""
 MEMORY: Final = 0.2
@@ -16,7 +18,8 @@ QUIET_S: Final = 1.0
 
 
 class PrefillBudget:
-    """Learns from each turn what a decode turn and a prompt token cost; `most` and `least` are the bounds in tokens. Times in seconds."""
+    """Learns from each turn what a decode turn and a prompt token cost; `most` and `least` are the
+    bounds in tokens. Times in seconds."""
 
     def __init__(self, most: int, least: int = LEAST) -> None:
         self._most = most
@@ -45,13 +48,15 @@ class PrefillBudget:
 
 
 class Crowd:
-    """How many slots are at work: with more than one, the pipeline's other stages compute at the same time as this one."""
+    """How many slots are at work: with more than one, the pipeline's other stages compute at the
+    same time as this one."""
 
     def __init__(self) -> None:
         self._seen: dict[int, float] = {}
 
     def observe(self, now: float, slot: int) -> int:
-        """A turn of this slot begins at `now` (seconds); how many slots have had one lately, this one included."""
+        """A turn of this slot begins at `now` (seconds); how many slots have had one lately, this
+        one included."""
         self._seen = {other: seen for other, seen in self._seen.items() if now - seen <= QUIET_S}
         self._seen[slot] = now
         return len(self._seen)

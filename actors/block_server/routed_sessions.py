@@ -1,6 +1,8 @@
-"""Routed sessions at a block server: opened by the coordinator, stepped by the stage before, closed by the coordinator.
+"""Routed sessions at a block server: opened by the coordinator, stepped by the stage before, closed
+by the coordinator.
 
-Results go straight to the next stage; the last stage samples, tells the coordinator, and closes the ring to the first.
+Results go straight to the next stage; the last stage samples, tells the coordinator, and closes the
+ring to the first.
 """
 
 import asyncio
@@ -53,8 +55,8 @@ class Routed:
 
 
 class RoutedSessions:
-    """The table of sessions by id. `ready` gives the engine, or raises what the sender is told; `make_room` frees KV memory that serves
-    somebody else, and is false if there is none."""
+    """The table of sessions by id. `ready` gives the engine, or raises what the sender is told;
+    `make_room` frees KV memory that serves somebody else, and is false if there is none."""
 
     def __init__(
         self,
@@ -82,7 +84,8 @@ class RoutedSessions:
         return len(self._sessions)
 
     def lost(self, error: ZrtError, running: list[Waiting]) -> None:
-        """What runs the turns broke, in one that had these steps: it may have been for one of them."""
+        """What runs the turns broke, in one that had these steps: it may have been for one of
+        them."""
         self._steps_failed([step.origin.step for step in running if isinstance(step.origin, Routed)], error)
 
     def forget_all(self) -> None:
@@ -93,10 +96,11 @@ class RoutedSessions:
         self._sessions.pop(session, None)
         self._actor.spawn(self._loop.release(session, page_keys), f"close {session:016x}")
 
-    # ---- what arrives -------------------------------------------------------------------------------------------
+    # ---- what arrives ----------------------------------------------------------------------------
 
     def _on_open(self, message: Open, envelope: Envelope) -> Awaitable[Control]:
-        """Known from here on, so that a close that comes right behind finds it; the executor's part follows."""
+        """Known from here on, so that a close that comes right behind finds it; the executor's part
+        follows."""
         engine = self._ready()
         backend = self._loop.backend
         assert backend is not None
@@ -153,8 +157,9 @@ class RoutedSessions:
             self._go_round(session.next, [(step, token)])
 
     def _on_step(self, request: InferenceRequest, envelope: Envelope) -> None:
-        """Queue the steps of one message. The coordinator hears `kv_gap` of its own steps of a session that is not open; steps of an older
-        epoch, or of a process that does not stand before this one on the session's route, are dropped.
+        """Queue the steps of one message. The coordinator hears `kv_gap` of its own steps of a
+        session that is not open; steps of an older epoch, or of a process that does not stand
+        before this one on the session's route, are dropped.
         """
         from_coordinator = self._actor.is_coordinator(envelope)
         header = envelope.header
@@ -195,7 +200,7 @@ class RoutedSessions:
         starts = accumulate((step.n for step in header.steps), initial=0)
         return [rows[start : start + step.n] for start, step in zip(starts, header.steps, strict=False)]
 
-    # ---- turns --------------------------------------------------------------------------------------------------
+    # ---- turns -----------------------------------------------------------------------------------
 
     def work(self, step: Waiting) -> Work:
         origin: Routed = step.origin
@@ -203,7 +208,8 @@ class RoutedSessions:
         return Work(step.key, step.seq_pos, step.n, step.rows, origin.session.sampler if samples else None)
 
     def passing(self, steps: Sequence[Waiting]) -> Passing | None:
-        """Where the results of a turn of these steps are handed over, if they all go to one process and that takes them so."""
+        """Where the results of a turn of these steps are handed over, if they all go to one process
+        and that takes them so."""
         if not all(isinstance(step.origin, Routed) for step in steps):
             return None
         sessions = [step.origin.session for step in steps]
@@ -219,7 +225,8 @@ class RoutedSessions:
         return Passing(outlet, begun)
 
     def _begun(self, address: Address, steps: list[Waiting], handed: HandedOver) -> None:
-        """The ring goes on with tokens that the device is still picking: the first stage begins their steps meanwhile."""
+        """The ring goes on with tokens that the device is still picking: the first stage begins
+        their steps meanwhile."""
         going: list[tuple[Step, int]] = []
         for row, step in enumerate(steps):
             origin: Routed = step.origin
@@ -291,7 +298,8 @@ class RoutedSessions:
                 await self._step_failed(session, step, outcome)
 
     def _go_round(self, address: Address, tokens: list[tuple[Step, int]]) -> None:
-        """Close the ring: the tokens become the first stage's next steps. A ring of one stage needs no socket."""
+        """Close the ring: the tokens become the first stage's next steps. A ring of one stage needs
+        no socket."""
         if address != self._actor.address:
             self._onward.tokens(address, tokens)
             return
@@ -299,7 +307,7 @@ class RoutedSessions:
         for step, token in tokens:
             self._loop.add(_waiting(self._sessions[step.session], step, torch.tensor([token]), now))
 
-    # ---- what the coordinator hears -----------------------------------------------------------------------------
+    # ---- what the coordinator hears --------------------------------------------------------------
 
     async def _step_failed(self, session: StageSession, step: Waiting, outcome: Outcome) -> None:
         error = outcome.failure
@@ -331,7 +339,8 @@ def _waiting(session: StageSession, step: Step, rows: Tensor | HandedRows, now: 
 
 
 def _goes_on(step: Waiting) -> bool:
-    """Whether something follows this step elsewhere: the token picked after it, or its way through the other stages."""
+    """Whether something follows this step elsewhere: the token picked after it, or its way through
+    the other stages."""
     origin: Routed = step.origin
     session, until = origin.session, origin.step.until
     return session.samples(step.seq_pos, step.n, until) if session.is_last else not session.ends(until)

@@ -1,8 +1,10 @@
-"""What this block server and others of its machine hand each other in memory, in place of bytes (compute/shared_rows/channel.py).
+"""What this block server and others of its machine hand each other in memory, in place of bytes
+(compute/shared_rows/channel.py).
 
-A block server whose turns can do that offers it (`Header.near`) to the next stage; one of the same machine answers `HandOver`, and gets its rows
-in memory from then on, until it answers that it does not. Each side watches the processes whose memory it reads: when one dies, what it has not
-written yet is void.
+A block server whose turns can do that offers it (`Header.near`) to the next stage; one of the same
+machine answers `HandOver`, and gets its rows in memory from then on, until it answers that it does
+not. Each side watches the processes whose memory it reads: when one dies, what it has not written
+yet is void.
 """
 
 import asyncio
@@ -33,7 +35,8 @@ MOST_INLETS = 64
 
 
 class RowChannels:
-    """Of one block server, whose executor computes. `near` is the machine's name while turns can hand over, empty otherwise."""
+    """Of one block server, whose executor computes. `near` is the machine's name while turns can
+    hand over, empty otherwise."""
 
     def __init__(self, actor: Member, executor: ComputeExecutor) -> None:
         self.near = ""
@@ -79,7 +82,7 @@ class RowChannels:
         for inlet in list(self._inlets.values()):
             self._writer_gone(inlet)
 
-    # ---- what we hand over --------------------------------------------------------------------------------------
+    # ---- what we hand over -----------------------------------------------------------------------
 
     def offer(self, address: Address) -> str:
         """What a message to this stage says of it."""
@@ -129,7 +132,7 @@ class RowChannels:
             self._in_lane(outlet.close)
         self._outlets.clear()
 
-    # ---- what is handed to us -----------------------------------------------------------------------------------
+    # ---- what is handed to us --------------------------------------------------------------------
 
     def heard(self, header: Header, before: Address) -> None:
         """A message of the stage before, with its rows in it."""
@@ -137,8 +140,8 @@ class RowChannels:
             self._answer(before, HandOver())
 
     def rows(self, engine: Holding, header: Header, request: InferenceRequest, before: Address) -> list[HandedRows]:
-        """Of each step of a message of the stage before, whose rows are handed over. ZrtError stage_lost: their writer is gone, or they are to come
-        as bytes; bad_request."""
+        """Of each step of a message of the stage before, whose rows are handed over. ZrtError
+        stage_lost: their writer is gone, or they are to come as bytes; bad_request."""
         handed = header.handed
         assert handed is not None
         if not engine.hands_over:  # it has got other blocks meanwhile
@@ -215,7 +218,8 @@ class RowChannels:
 
 
 def _machine() -> str:
-    """The same for all processes that can map each other's memory: of one boot, one PID namespace, one user."""
+    """The same for all processes that can map each other's memory: of one boot, one PID namespace,
+    one user."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}/{os.getuid()}"

@@ -1,4 +1,5 @@
-"""How a turn's results reach the stage that takes them next: as bytes, or by word of rows that lie in memory for it (row_channels.py)."""
+"""How a turn's results reach the stage that takes them next: as bytes, or by word of rows that lie
+in memory for it (row_channels.py)."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ SEND_DEADLINE_S = 30.0  # how long a full outbox to the next stage may stay full
 
 
 class RowTransfer:
-    """What is bound for one stage travels as one message. `failed` hears of steps that cannot be sent; `tally` counts."""
+    """What is bound for one stage travels as one message. `failed` hears of steps that cannot be
+    sent; `tally` counts."""
 
     def __init__(
         self, actor: Member, handovers: RowChannels, tally: Load, failed: Callable[[Sequence[Step], ZrtError], None]
@@ -52,7 +54,8 @@ class RowTransfer:
     async def handed_hidden(
         self, address: Address, delivery: Sequence[tuple[Step, int]], handed: HandedOver, width: int, dtype: str
     ) -> None:
-        """The same, of rows of that width which lie in memory: of each step, its first row there."""
+        """The same, of rows of that width which lie in memory: of each step, its first row
+        there."""
         if await self._room(address, [step for step, _ in delivery]):
             rows = sum(step.n for step, _ in delivery)
             self._hand_over(address, delivery, handed, "hidden_states", [1, rows, width], dtype)
@@ -105,7 +108,8 @@ class RowTransfer:
 
 
 def rows_of(engine: Holding, request: InferenceRequest, dtype: str) -> Tensor:
-    """Token ids int64 [n] on the first stage, hidden states [n, hidden] in the model's dtype elsewhere; `dtype` is the wire's.
+    """Token ids int64 [n] on the first stage, hidden states [n, hidden] in the model's dtype
+    elsewhere; `dtype` is the wire's.
 
     ZrtError bad_request if this stage does not take such a request.
     """

@@ -1,4 +1,5 @@
-"""A routed session as one stage sees it: where its results go, and at the last stage how far the ring may run. Pure."""
+"""A routed session as one stage sees it: where its results go, and at the last stage how far the
+ring may run. Pure."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StageSession:
-    """Built from `Open`. `length` is the history's length as far as this stage knows; the last stage makes it grow, by what its `sampler`
-    picks."""
+    """Built from `Open`. `length` is the history's length as far as this stage knows; the last
+    stage makes it grow, by what its `sampler` picks."""
 
     session: int
     epoch: int
@@ -70,7 +71,8 @@ class StageSession:
         return self.is_last or self.stage == until
 
     def samples(self, seq_pos: int, n: int, until: int) -> bool:
-        """Whether a step with these tokens is followed by a new token picked here: it ends the history, and the whole route was meant."""
+        """Whether a step with these tokens is followed by a new token picked here: it ends the
+        history, and the whole route was meant."""
         return self.is_last and until == -1 and seq_pos + n == self.length
 
     @property
@@ -79,8 +81,8 @@ class StageSession:
         return self.route[(self.stage + 1) % len(self.route)]
 
     def begin_next(self) -> Step | None:
-        """The ring's next step before the token is known that is being picked, if there will be one whatever token that is; it is in vain only
-        if generation ends."""
+        """The ring's next step before the token is known that is being picked, if there will be one
+        whatever token that is; it is in vain only if generation ends."""
         length = self.length + 1
         if self.over or self.begun or length >= min(self.max_length, self.credit):
             return None
@@ -92,7 +94,8 @@ class StageSession:
         self.begun, self.over = False, self.begun
 
     def sampled(self, token: int) -> Step | None:
-        """Take the token picked here; the ring's next step, unless it has begun, generation ends or credit ran out."""
+        """Take the token picked here; the ring's next step, unless it has begun, generation ends or
+        credit ran out."""
         self.length += 1
         begun, self.begun = self.begun, False
         if token in self.eos or self.length >= self.max_length:
@@ -104,7 +107,8 @@ class StageSession:
         return self._release()
 
     def grant(self, upto: int, slot: int) -> tuple[int, Step] | None:
-        """More credit, in this slot from now on; the token and the step that waited for it, if any."""
+        """More credit, in this slot from now on; the token and the step that waited for it, if
+        any."""
         self.credit = max(self.credit, upto)
         self.slot = slot
         token = self.held

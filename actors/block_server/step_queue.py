@@ -1,10 +1,13 @@
-"""What waits at a stage, and which of it makes the next turn. Pure: knows neither sockets nor tensors.
+"""What waits at a stage, and which of it makes the next turn. Pure: knows neither sockets nor
+tensors.
 
-A turn serves one slot: all its decodes (one token each), then prompt chunks until their token budget is used up, at most one step a
-session. A longer step is cut: its head runs now, its tail keeps its place. Steps of one session never overtake each other.
+A turn serves one slot: all its decodes (one token each), then prompt chunks until their token
+budget is used up, at most one step a session. A longer step is cut: its head runs now, its tail
+keeps its place. Steps of one session never overtake each other.
 
-Where stages share their cores, a slot's sessions go round together: the first stage waits for those of them that are on their way. In two
-groups they would compute at the same time on the same cores, each reading all weights anew.
+Where stages share their cores, a slot's sessions go round together: the first stage waits for those
+of them that are on their way. In two groups they would compute at the same time on the same cores,
+each reading all weights anew.
 """
 
 from collections import deque
@@ -15,10 +18,11 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One step that waits: `n` tokens of `key` from `seq_pos` on, in micro-batch `slot`; `rows` is their input (a tensor, cut along
-    its first dimension), `arrived` a monotonic time in seconds.
+    """One step that waits: `n` tokens of `key` from `seq_pos` on, in micro-batch `slot`; `rows` is
+    their input (a tensor, cut along its first dimension), `arrived` a monotonic time in seconds.
 
-    `origin` is the caller's own note of where the step came from and where its result goes; a cut step's parts share it.
+    `origin` is the caller's own note of where the step came from and where its result goes; a cut
+    step's parts share it.
     """
 
     key: Hashable
@@ -45,7 +49,8 @@ MEMORY: Final = 0.2
 
 
 class StepQueue:
-    """The steps that wait: a queue a session, the sessions of each slot in order of arrival. Slots take turns. Times in seconds."""
+    """The steps that wait: a queue a session, the sessions of each slot in order of arrival. Slots
+    take turns. Times in seconds."""
 
     def __init__(self) -> None:
         self._slots: dict[int, dict[Hashable, deque[Waiting]]] = {}  # the slot that was served last stands last
@@ -64,7 +69,8 @@ class StepQueue:
                 yield from queue
 
     def expect(self, key: Hashable, slot: int, now: float) -> None:
-        """The next step of this session comes round by itself; its slot waits for it, though not much longer than usual."""
+        """The next step of this session comes round by itself; its slot waits for it, though not
+        much longer than usual."""
         self._away.setdefault(slot, {})[key] = now
 
     def add(self, step: Waiting) -> None:
@@ -85,7 +91,8 @@ class StepQueue:
         return [step for sessions in self._slots.values() for step in sessions.pop(key, ())]
 
     def due(self) -> float | None:
-        """When the first slot that has steps, and waits for others on their way, waits no longer."""
+        """When the first slot that has steps, and waits for others on their way, waits no
+        longer."""
         held = [
             max(self._away[slot].values())
             for slot, sessions in self._slots.items()
@@ -94,7 +101,8 @@ class StepQueue:
         return min(held) + OVERDUE * self._round if held else None
 
     def take(self, budget: int, now: float) -> list[Waiting]:
-        """Remove and return the next turn: every decode of one slot, and at most `budget` tokens of longer steps."""
+        """Remove and return the next turn: every decode of one slot, and at most `budget` tokens of
+        longer steps."""
         for slot in list(self._slots):
             away = self._away.get(slot, {})
             if away and self._slots[slot] and now < max(away.values()) + OVERDUE * self._round:

@@ -1,4 +1,5 @@
-"""A block server's loop of turns: take what waits, run it as one forward in the executor, hand the results on."""
+"""A block server's loop of turns: take what waits, run it as one forward in the executor, hand the
+results on."""
 
 import asyncio
 import logging
@@ -25,12 +26,14 @@ RECENT_S = 60.0
 EXPECTED_S = 0.02
 """The device waits no longer for rows that are expected: they may not come."""
 PARKED_S = 0.25
-"""After this a step that found no page is tried again, though none came back: whoever makes room may not have heard of it."""
+"""After this a step that found no page is tried again, though none came back: whoever makes room
+may not have heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn that ran: its steps, what became of each, and its clock (`started` monotonic seconds, `spent_us` in the executor)."""
+    """One turn that ran: its steps, what became of each, and its clock (`started` monotonic
+    seconds, `spent_us` in the executor)."""
 
     engine: Holding
     steps: list[Waiting]
@@ -40,11 +43,13 @@ class Turn:
 
 
 class TurnLoop:
-    """The queue of steps and the executor. `work` says how a waiting step is to be run, `passing` where a turn's results go while it runs (None:
-    nowhere), `deliver` gets each turn's results. `lives` as the executor's.
+    """The queue of steps and the executor. `work` says how a waiting step is to be run, `passing`
+    where a turn's results go while it runs (None: nowhere), `deliver` gets each turn's results.
+    `lives` as the executor's.
 
-    `threads` are those of a turn while one slot is at work, and so one stage at a time, and while several are, which keep all stages busy.
-    The engine is the executor's: whatever touches it runs there, between turns.
+    `threads` are those of a turn while one slot is at work, and so one stage at a time, and while
+    several are, which keep all stages busy. The engine is the executor's: whatever touches it runs
+    there, between turns.
     """
 
     def __init__(
@@ -81,7 +86,8 @@ class TurnLoop:
         return self.backend.engine if self.backend is not None else None
 
     def take_backend(self, backend: Backend | None, chunk: int) -> None:
-        """Serve this one from now on; what waits for another is dropped. `chunk` is the most prompt tokens of a turn."""
+        """Serve this one from now on; what waits for another is dropped. `chunk` is the most prompt
+        tokens of a turn."""
         self.backend = backend
         self._wake.set()  # it lets go of the one before
         self._queue = StepQueue()
@@ -110,12 +116,14 @@ class TurnLoop:
         return dropped
 
     def forget(self, key: Hashable) -> list[Waiting]:
-        """As `drop`, of steps that were begun before anybody could know that they are not wanted: uncounted."""
+        """As `drop`, of steps that were begun before anybody could know that they are not wanted:
+        uncounted."""
         self._wake.set()  # others of its slot may have waited for it
         return self._queue.drop(key) + self._parked.pop(key, [])
 
     async def release(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """Free the session's KV (pages with names stay as cache); parked steps are tried again with what came back."""
+        """Free the session's KV (pages with names stay as cache); parked steps are tried again with
+        what came back."""
         self.drop(key)
         backend = self.backend
         if backend is None:

@@ -1,12 +1,15 @@
-"""The coordinator: registers processes, gives block servers their blocks, takes clients' sessions and streams their tokens.
+"""The coordinator: registers processes, gives block servers their blocks, takes clients' sessions
+and streams their tokens.
 
-Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers: StateChanged, LoadProgress, Sampled, Filled, StepFailed.
-Receives from clients (single frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Follow, Unsubscribe,
-Drain, Undrain, Restart, Down.
-Sends to block servers: Assign, Workers, SetState, Open, Credit, Close, InferenceRequest (token ids). To `zrt up`: Kill. To every
-process: GoingDown, Shutdown. To clients: events.
+Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers:
+StateChanged, LoadProgress, Sampled, Filled, StepFailed. Receives from clients (single frames,
+messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Follow, Unsubscribe, Drain,
+Undrain, Restart, Down. Sends to block servers: Assign, Workers, SetState, Open, Credit, Close,
+InferenceRequest (token ids). To `zrt up`: Kill. To every process: GoingDown, Shutdown. To clients:
+events.
 
-Its processes are membership.py's, sessions generations.py's, drains drains.py's. It computes no tensors and never imports torch.
+Its processes are membership.py's, sessions generations.py's, drains drains.py's. It computes no
+tensors and never imports torch.
 """
 
 import asyncio
@@ -74,8 +77,9 @@ PORT_RETRY_S = 0.1
 class Coordinator(Actor):
     """One cluster's coordinator, for the model in `folder`, by the (checked) cluster file `conf`.
 
-    `cluster` is the id that its members know the cluster by; one that takes an earlier coordinator's place has the same. For such a one
-    `port_s` is how long it waits for its port, should it be taken.
+    `cluster` is the id that its members know the cluster by; one that takes an earlier
+    coordinator's place has the same. For such a one `port_s` is how long it waits for its port,
+    should it be taken.
     """
 
     def __init__(
@@ -138,7 +142,8 @@ class Coordinator(Actor):
         self.registry.start()
 
     async def _bind(self) -> None:
-        """Bind the mailbox; a passing connection may have got the port of a coordinator that died."""
+        """Bind the mailbox; a passing connection may have got the port of a coordinator that
+        died."""
         give_up = time.monotonic() + self._port_s
         while True:
             try:
@@ -155,7 +160,7 @@ class Coordinator(Actor):
         await super().stop()
         self.prompts.close()
 
-    # ---- the plan -----------------------------------------------------------------------------------------------
+    # ---- the plan --------------------------------------------------------------------------------
 
     def _roster(self) -> Roster:
         conf, spec = self.conf, self.spec
@@ -180,7 +185,8 @@ class Coordinator(Actor):
         )
 
     def _template(self, folder: Path) -> Assignment:
-        """What all stages' assignments have in common. A demo name or hub id is resolved by each machine itself."""
+        """What all stages' assignments have in common. A demo name or hub id is resolved by each
+        machine itself."""
         conf = self.conf
         reference = str(folder) if Path(conf.model.ref).expanduser().exists() else conf.model.ref
         return Assignment(
@@ -198,9 +204,9 @@ class Coordinator(Actor):
             idle_s=conf.limits.idle_s,
         )
 
-    # ---- what the stages say ----------------------------------------------------------------------------------------
+    # ---- what the stages say ---------------------------------------------------------------------
 
-    # ---- clients ------------------------------------------------------------------------------------------------
+    # ---- clients ---------------------------------------------------------------------------------
 
     def _on_client(self, bare: Bare) -> None:
         try:
@@ -325,7 +331,8 @@ class Coordinator(Actor):
         return exposition(self._cluster(""), self.generations.times, self.drains.ended)
 
     def _down(self) -> None:
-        """`zrt up` ends everything it started; without one, every process is told, and this one ends."""
+        """`zrt up` ends everything it started; without one, every process is told, and this one
+        ends."""
         self.registry.closed = True
         supervisors = self.roster.of_kind("supervisor")
         for entry in supervisors or self.roster.of_kind("block_server"):

@@ -1,4 +1,5 @@
-"""A cluster as Prometheus metrics: https://prometheus.io/docs/instrumenting/exposition_formats/. Pure."""
+"""A cluster as Prometheus metrics: https://prometheus.io/docs/instrumenting/exposition_formats/.
+Pure."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -20,7 +21,8 @@ BETWEEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 class Times:
-    """What was measured of all sessions: seconds until their first token, and between the others."""
+    """What was measured of all sessions: seconds until their first token, and between the
+    others."""
 
     def __init__(self) -> None:
         self.first = Histogram(FIRST_S)
@@ -130,7 +132,8 @@ def _labelled(
 
 
 class Histogram:
-    """`bounds` are the buckets' upper ends in seconds, rising; what is over the last one is counted apart. `sum` is of all that was observed."""
+    """`bounds` are the buckets' upper ends in seconds, rising; what is over the last one is counted
+    apart. `sum` is of all that was observed."""
 
     __slots__ = ("bounds", "counts", "sum")
 

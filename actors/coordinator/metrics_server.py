@@ -1,6 +1,8 @@
-"""The coordinator's HTTP port: GET /metrics for Prometheus, GET /healthz for whoever balances or restarts. HTTP/1.1, one request a connection.
+"""The coordinator's HTTP port: GET /metrics for Prometheus, GET /healthz for whoever balances or
+restarts. HTTP/1.1, one request a connection.
 
-Anybody who reaches the port is answered, in bounded time and memory: a request is a few lines, and so many connections are served at once.
+Anybody who reaches the port is answered, in bounded time and memory: a request is a few lines, and
+so many connections are served at once.
 """
 
 import asyncio
@@ -35,7 +37,8 @@ REASONS: Final = {
 
 
 class MetricsServer:
-    """`metrics()` is the text of /metrics; `unhealthy()` why /healthz is 503, empty when it is 200."""
+    """`metrics()` is the text of /metrics; `unhealthy()` why /healthz is 503, empty when it is
+    200."""
 
     def __init__(self, listen: str, metrics: Callable[[], bytes], unhealthy: Callable[[], str]) -> None:
         self.port = 0

@@ -1,7 +1,9 @@
-"""Those who asked to hear of the cluster: when each is told, what of it has changed since, and up to where it knows what happened.
+"""Those who asked to hear of the cluster: when each is told, what of it has changed since, and up
+to where it knows what happened.
 
-A snapshot is made once for all, and of each only what is different from what a subscriber was told last is sent. One that has yet to take
-what it was told is left alone until it has, so what waits for it never grows.
+A snapshot is made once for all, and of each only what is different from what a subscriber was told
+last is sent. One that has yet to take what it was told is left alone until it has, so what waits
+for it never grows.
 """
 
 import asyncio
@@ -28,8 +30,9 @@ PUBLISH_S: Final = 0.1
 
 @dataclass(slots=True)
 class Subscriber:
-    """`due` is when it is told next, whatever changes (monotonic seconds); `told` what it knows of, `heard` the serial of the last thing that
-    happened before; `serial` counts the changes it was told since it was told all."""
+    """`due` is when it is told next, whatever changes (monotonic seconds); `told` what it knows of,
+    `heard` the serial of the last thing that happened before; `serial` counts the changes it was
+    told since it was told all."""
 
     bare: Bare
     every_s: float
@@ -79,7 +82,8 @@ class Subscribers:
         self._wake.set()
 
     async def publish(self) -> None:
-        """Tell them, a few times a second at most, until cancelled; nothing is worked out for nobody."""
+        """Tell them, a few times a second at most, until cancelled; nothing is worked out for
+        nobody."""
         while True:
             try:
                 async with asyncio.timeout(self._pause()):
@@ -99,7 +103,8 @@ class Subscribers:
         return max(0.0, min(one.due for one in self._all.values()) - time.monotonic())
 
     def _tell(self, keys: list[tuple[bytes, str]]) -> None:
-        """One snapshot; its difference from what they were told last is worked out once for all who were told the same."""
+        """One snapshot; its difference from what they were told last is worked out once for all who
+        were told the same."""
         ready = []
         for key in keys:
             one = self._all[key]

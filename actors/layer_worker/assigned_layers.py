@@ -37,8 +37,9 @@ log = logging.getLogger(__name__)
 
 
 class AssignedLayers:
-    """`held` are the layers that are loaded. Pushed files are kept in `cache`; `memory_bytes` is the most the process may take, 0: what there is.
-    `moved` hears of loading, ready, and blank where loading failed."""
+    """`held` are the layers that are loaded. Pushed files are kept in `cache`; `memory_bytes` is
+    the most the process may take, 0: what there is. `moved` hears of loading, ready, and blank
+    where loading failed."""
 
     def __init__(self, cache: Path, device: str, memory_bytes: int, moved: Callable[[ActorState], None]) -> None:
         self.held: LayerEngine | None = None
@@ -59,7 +60,8 @@ class AssignedLayers:
         return self.held
 
     def prepare(self, message: PrepareLayers) -> LayerTraffic:
-        """What the next assignment is of. Measures a layer of it, unless it has. ZrtError bad_request, bad_model, unsupported."""
+        """What the next assignment is of. Measures a layer of it, unless it has. ZrtError
+        bad_request, bad_model, unsupported."""
         if message.dtype not in DTYPES or message.dtype == "uint32":
             raise ZrtError("bad_request", f"dtype {message.dtype!r} is none of a model's")
         spec = spec_from_config(parse_config(message.config_json))
@@ -78,7 +80,8 @@ class AssignedLayers:
         )
 
     def assign(self, message: LayerAssignment) -> LayerTraffic:
-        """Which layers to hold. Those that are held stay where they are the same, of the same weights, in the same setting; their sessions end."""
+        """Which layers to hold. Those that are held stay where they are the same, of the same
+        weights, in the same setting; their sessions end."""
         prepared = self._prepared
         if prepared is None:
             raise ZrtError("bad_request", "PrepareLayers comes before LayerAssignment")
@@ -118,7 +121,8 @@ class AssignedLayers:
         return ModelDataTaken(self._store.take(message.filename, message.offset, message.total_size, message.data))
 
     def load(self) -> LayerTraffic:
-        """Read them, once all files are there. ZrtError bad_request, and as LayerStore.files and LayerEngine.load."""
+        """Read them, once all files are there. ZrtError bad_request, and as LayerStore.files and
+        LayerEngine.load."""
         prepared = self._prepared
         if prepared is None or not self._layers:
             raise ZrtError("bad_request", "ModelDataDone: no assignment waits for data")

@@ -1,9 +1,12 @@
-"""A layer worker: holds single layers of a model for a block server, its master, which may be on another machine.
+"""A layer worker: holds single layers of a model for a block server, its master, which may be on
+another machine.
 
-Receives from its master, and bare from any peer: the messages of messages/layers.py; sends one answer to each, in the order they came.
-Sends to the coordinator: Register, Beat. The loop answers Hello, so that a worker is heard while it computes; all else is the executor's.
+Receives from its master, and bare from any peer: the messages of messages/layers.py; sends one
+answer to each, in the order they came. Sends to the coordinator: Register, Beat. The loop answers
+Hello, so that a worker is heard while it computes; all else is the executor's.
 
-KV is kept per session where a header names one, per peer otherwise: then until Goodbye, or IDLE_S without an operation.
+KV is kept per session where a header names one, per peer otherwise: then until Goodbye, or IDLE_S
+without an operation.
 """
 
 import logging
@@ -60,8 +63,8 @@ _FLOATS: Final = frozenset({"BF16", "F16", "F32"})
 
 
 class LayerWorker(Member):
-    """`cache` is where pushed layers are kept; `device` a torch device, `threads` what its products may use, `memory_bytes` the most it may
-    take in all, 0: what there is."""
+    """`cache` is where pushed layers are kept; `device` a torch device, `threads` what its products
+    may use, `memory_bytes` the most it may take in all, 0: what there is."""
 
     def __init__(
         self,
@@ -108,7 +111,8 @@ class LayerWorker(Member):
             self.state = state
 
     def _free(self) -> None:
-        """It may serve the next cluster at that endpoint, unless it was started for this one alone."""
+        """It may serve the next cluster at that endpoint, unless it was started for this one
+        alone."""
         self.cluster = self._given
 
     def registration(self) -> Register:
@@ -155,7 +159,7 @@ class LayerWorker(Member):
             log.exception("%s: %s failed", self.name, type(message).__name__)
             return _error(ZrtError("internal", f"{type(message).__name__} failed: {type(error).__name__}: {error}"))
 
-    # ---- the executor's ---------------------------------------------------------------------------------------------
+    # ---- the executor's --------------------------------------------------------------------------
 
     def _work(self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_HopClock") -> LayerTraffic:
         match message:

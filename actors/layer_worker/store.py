@@ -1,8 +1,10 @@
-"""What a worker keeps of the layers it was sent: the files of one manifest (layer_manifest.py), in a folder of its cache.
+"""What a worker keeps of the layers it was sent: the files of one manifest (layer_manifest.py), in
+a folder of its cache.
 
-A file is taken chunk by chunk, under a temporary name until all its pieces are checked and on disk. What is found of an earlier push is hashed
-again, whole files before they are read the first time. A file that is not what the manifest says is taken away, to be sent again. Workers of one
-machine may have one cache, and be sent the same at once.
+A file is taken chunk by chunk, under a temporary name until all its pieces are checked and on disk.
+What is found of an earlier push is hashed again, whole files before they are read the first time. A
+file that is not what the manifest says is taken away, to be sent again. Workers of one machine may
+have one cache, and be sent the same at once.
 """
 
 import errno
@@ -36,7 +38,8 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @dataclass(slots=True)
 class PartialFile:
-    """What has come of a file: `held` bytes from its start on, of which those of the piece it is in are not checked yet; `hash` is that piece's."""
+    """What has come of a file: `held` bytes from its start on, of which those of the piece it is in
+    are not checked yet; `hash` is that piece's."""
 
     held: int
     hash: "hashlib._Hash"
@@ -53,12 +56,15 @@ class PartialFile:
 
 
 class LayerStore:
-    """The files of one `model_hash`, in a folder of their own under `root`. ZrtError bad_request for a hash that is none.
+    """The files of one `model_hash`, in a folder of their own under `root`. ZrtError bad_request
+    for a hash that is none.
 
-    What keeps it from writing or reading is insufficient_memory where the disk is full, worker_failed where what was held is gone (it is to be sent
-    again), bad_config for all else: the folder cannot be used.
+    What keeps it from writing or reading is insufficient_memory where the disk is full,
+    worker_failed where what was held is gone (it is to be sent again), bad_config for all else: the
+    folder cannot be used.
 
-    One thread uses it, and closes it. Two of its own write: one the chunk that is being hashed, one brings files that are whole to disk.
+    One thread uses it, and closes it. Two of its own write: one the chunk that is being hashed, one
+    brings files that are whole to disk.
     """
 
     def __init__(self, root: Path, model_hash: str) -> None:
@@ -87,8 +93,9 @@ class LayerStore:
         return True
 
     def files(self) -> list[Path]:
-        """Each is what the manifest says. ZrtError bad_request while some are not complete; worker_failed: some are gone or were not, and have to
-        be sent again; or they could not be brought to disk."""
+        """Each is what the manifest says. ZrtError bad_request while some are not complete;
+        worker_failed: some are gone or were not, and have to be sent again; or they could not be
+        brought to disk."""
         self._settle()
         listed = self.manifest.files if self.manifest is not None else []
         missing = [file.name for file in listed if not self._whole(file)]
@@ -121,11 +128,12 @@ class LayerStore:
             raise error
 
     def take(self, name: str, offset: int, total: int, data: bytes | memoryview) -> int:
-        """Write a chunk, which ends where a piece ends or before; how many bytes of the file are then held, from its start on. An empty one
-        asks that alone.
+        """Write a chunk, which ends where a piece ends or before; how many bytes of the file are
+        then held, from its start on. An empty one asks that alone.
 
-        ZrtError bad_request: no such file, a wrong total, another offset than the bytes held, more than the piece, or a piece whose bytes are
-        not the manifest's; or it could not be written. Of what was held, the pieces that are whole stay held.
+        ZrtError bad_request: no such file, a wrong total, another offset than the bytes held, more
+        than the piece, or a piece whose bytes are not the manifest's; or it could not be written.
+        Of what was held, the pieces that are whole stay held.
         """
         try:
             if name == MANIFEST:
@@ -154,10 +162,11 @@ class LayerStore:
         return total
 
     def _adopt(self, manifest: Manifest) -> None:
-        """Take over files that other offers brought: layers are given out anew when a worker is lost, and what was sent is not sent again.
+        """Take over files that other offers brought: layers are given out anew when a worker is
+        lost, and what was sent is not sent again.
 
-        A file becomes a link, half a one where there is none yet, and what it holds is checked as ever. Whoever is being sent the same writes
-        the same there.
+        A file becomes a link, half a one where there is none yet, and what it holds is checked as
+        ever. Whoever is being sent the same writes the same there.
         """
         wanted = {file for file in manifest.files if not self._whole(file)}
         for folder in self._folder.parent.iterdir():
@@ -240,7 +249,8 @@ class LayerStore:
             self._sound.add(file.name)
 
     def _found(self, file: ManifestFile) -> PartialFile:
-        """What is held, looked up: what this process took itself, as long as it is there; else the whole pieces that were taken before."""
+        """What is held, looked up: what this process took itself, as long as it is there; else the
+        whole pieces that were taken before."""
         part = self._parts.get(file.name)
         if part is None or self._there(file) < part.held:
             part = self._parts[file.name] = PartialFile(self._checked(file), hashlib.sha256())
@@ -293,7 +303,8 @@ class LayerStore:
 
 
 def _unusable(path: Path, error: OSError) -> ZrtError:
-    """What it means that something at `path`, or what the error names, cannot be written or read."""
+    """What it means that something at `path`, or what the error names, cannot be written or
+    read."""
     what = f"{error.filename2 or error.filename or path}: {error.strerror}"
     if error.errno in _FULL:
         return ZrtError(
@@ -307,7 +318,8 @@ def _unusable(path: Path, error: OSError) -> ZrtError:
 
 
 def _known(folder: Path) -> Manifest | None:
-    """What a folder of the cache holds the files of, if that can be told: zrt of another version may have written it."""
+    """What a folder of the cache holds the files of, if that can be told: zrt of another version
+    may have written it."""
     try:
         data = (folder / MANIFEST).read_bytes()
         return parse_manifest(data) if digest(data) == folder.name else None

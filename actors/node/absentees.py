@@ -1,6 +1,7 @@
 """The roll call of `zrt up`: which of its processes are up, and yet not with the coordinator.
 
-The coordinator says who falls silent of those it knows. Who hangs while there is no coordinator is not known to the next one.
+The coordinator says who falls silent of those it knows. Who hangs while there is no coordinator is
+not known to the next one.
 """
 
 import asyncio
@@ -20,13 +21,15 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 10.0
 ASK_S: Final = 1.0
 ABSENT: Final = round((PAUSE_MOST_S + SILENCE_S) / ASK_S)
-"""Who is missing from so many answers in a row hangs: a registration that failed is tried again within PAUSE_MOST_S, and whoever says nothing
-for SILENCE_S is lost. Answers are counted, not seconds: while the machine is suspended there are none."""
+"""Who is missing from so many answers in a row hangs: a registration that failed is tried again
+within PAUSE_MOST_S, and whoever says nothing for SILENCE_S is lost. Answers are counted, not
+seconds: while the machine is suspended there are none."""
 
 
 class Absentees:
-    """Of the children of `supervisor` that have been ready: held whenever the coordinator takes `member`, which belongs to `zrt up`, and every
-    EVERY_S. Who hangs is killed, and so starts again; `say(line)` tells that."""
+    """Of the children of `supervisor` that have been ready: held whenever the coordinator takes
+    `member`, which belongs to `zrt up`, and every EVERY_S. Who hangs is killed, and so starts
+    again; `say(line)` tells that."""
 
     def __init__(self, member: Member, supervisor: Supervisor, say: Callable[[str], None]) -> None:
         self._member = member
@@ -48,8 +51,9 @@ class Absentees:
                 log.info("no roll call: %s", error)
 
     async def _hold(self, client: Client) -> None:
-        """Ask until nobody is missing, or was for too long. Only the coordinator that has taken our member is believed, for as long as it does:
-        another cluster's may have its port meanwhile. ZrtError as Client.status."""
+        """Ask until nobody is missing, or was for too long. Only the coordinator that has taken our
+        member is believed, for as long as it does: another cluster's may have its port meanwhile.
+        ZrtError as Client.status."""
         missing = self._present()
         for _ in range(ABSENT - 1):
             missing = await self._missing(client, missing)
@@ -63,7 +67,8 @@ class Absentees:
             self._children[name].kill()
 
     async def _missing(self, client: Client, before: Mapping[str, int]) -> dict[str, int]:
-        """Those of the processes that were missing `before` that still run and that the coordinator does not know now either."""
+        """Those of the processes that were missing `before` that still run and that the coordinator
+        does not know now either."""
         cluster = await client.status()
         if self._anew.is_set() or not self._member.registered.is_set():
             return {}
@@ -72,7 +77,8 @@ class Absentees:
         return {name: pid for name, pid in before.items() if present.get(name) == pid and name not in known}
 
     def _present(self) -> dict[str, int]:
-        """The processes that the coordinator is to know, by name. One that only starts, or ends, has its own deadline."""
+        """The processes that the coordinator is to know, by name. One that only starts, or ends,
+        has its own deadline."""
         if self._member.ended.is_set() or self._member.goes_down:
             return {}
         children = self._children.values()

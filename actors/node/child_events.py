@@ -1,4 +1,5 @@
-"""What it is to a cluster that a process of it is not started again, or that it says what is wrong with it."""
+"""What it is to a cluster that a process of it is not started again, or that it says what is wrong
+with it."""
 
 from typing import Final
 
@@ -11,7 +12,8 @@ COORDINATOR: Final = "coordinator"
 
 
 def final_loss(child: Child, conf: Conf, told: str, brief: str) -> ZrtError:
-    """The error that the loss of this child is, whose supervisor has `told` of its death, in `brief` where its last words are known.
+    """The error that the loss of this child is, whose supervisor has `told` of its death, in
+    `brief` where its last words are known.
 
     It is of the kind that clients get, where the process did not say itself what is wrong.
     """

@@ -24,7 +24,8 @@ class Line:
 
 
 class CommandLines:
-    """Those of the processes of `conf`, which the command line words `words` name; `cluster` is the id all of them know the cluster by.
+    """Those of the processes of `conf`, which the command line words `words` name; `cluster` is the
+    id all of them know the cluster by.
 
     Where it is `detached`, our stderr is a log of several processes.
     """
@@ -41,8 +42,8 @@ class CommandLines:
         )
 
     def coordinator_again(self, reached: str) -> list[str]:
-        """What is added for one that takes the place of the one reached there: everybody looks for it there, and a passing connection may
-        have its port.
+        """What is added for one that takes the place of the one reached there: everybody looks for
+        it there, and a passing connection may have its port.
         """
         return ["--listen", bound(self._conf.cluster, reached), "--port-wait", str(PORT_S)]
 

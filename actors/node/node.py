@@ -1,7 +1,8 @@
-"""`zrt up`: the parent of a cluster's processes. It starts the coordinator and the block servers of a cluster file, shows how they load,
-restarts what dies, and leaves nothing behind.
+"""`zrt up`: the parent of a cluster's processes. It starts the coordinator and the block servers of
+a cluster file, shows how they load, restarts what dies, and leaves nothing behind.
 
-Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Status, Generate, Down. Receives from it: Kill, GoingDown, Shutdown.
+Sends to the coordinator: Register, Beat, ChildDied; as a client: Subscribe, Status, Generate, Down.
+Receives from it: Kill, GoingDown, Shutdown.
 """
 
 import asyncio
@@ -51,14 +52,17 @@ TELL_S: Final = 3.0
 READY_S: Final = 30.0
 """How long a process may take until its sockets are bound: to start and import, not to load."""
 HUNG_S: Final = 4.0
-"""A coordinator that answers nothing for so long, less what our own loop was late, is taken for hung: it is asked once a second."""
+"""A coordinator that answers nothing for so long, less what our own loop was late, is taken for
+hung: it is asked once a second."""
 WATCH_S: Final = 0.5
 
 
 async def up(conf: Conf, words: list[str], question: Question | None, lifeline: Lifeline, *, detached: bool) -> int:
-    """Bring the cluster up; stay until it is told to go, or until `question` is answered: the exit status.
+    """Bring the cluster up; stay until it is told to go, or until `question` is answered: the exit
+    status.
 
-    `words` are the conf's command line words; where it is `detached`, stderr is a log. ZrtError: why it did not come up, or ended by itself.
+    `words` are the conf's command line words; where it is `detached`, stderr is a log. ZrtError:
+    why it did not come up, or ended by itself.
     """
     parent = Node(conf, words, detached=detached)
     loop = asyncio.get_running_loop()
@@ -87,8 +91,9 @@ async def up(conf: Conf, words: list[str], question: Question | None, lifeline: 
 
 
 class Node:
-    """The processes of one cluster. `ended` is set when it is to go: by `zrt down`, by a signal, or by a death that is final (`fault`): the
-    coordinator's, or while it comes up that of any but a spare. Later a stage that is lost is told its sessions, and the cluster stays."""
+    """The processes of one cluster. `ended` is set when it is to go: by `zrt down`, by a signal, or
+    by a death that is final (`fault`): the coordinator's, or while it comes up that of any but a
+    spare. Later a stage that is lost is told its sessions, and the cluster stays."""
 
     def __init__(self, conf: Conf, words: list[str], *, detached: bool) -> None:
         self.conf = conf
@@ -114,10 +119,11 @@ class Node:
         """The last death of each child that is not back, or will not be."""
         self._going_down: asyncio.TimerHandle | None = None
 
-    # ---- the cluster's life -------------------------------------------------------------------------------------
+    # ---- the cluster's life ----------------------------------------------------------------------
 
     async def serve(self, question: Question | None, lifeline: Lifeline) -> int:
-        """Start everything, say when it is ready, and answer the question: the exit status. Without one it stays, and says what comes back."""
+        """Start everything, say when it is ready, and answer the question: the exit status. Without
+        one it stays, and says what comes back."""
         member = await self._start()
         async with AsyncExitStack() as stack:
             client = await self._client(stack)
@@ -141,7 +147,8 @@ class Node:
             return await answer(client, question)
 
     async def _client(self, stack: AsyncExitStack) -> Client:
-        """Of the coordinator. ZrtError bad_config: it runs, and what it is to be reached by leads elsewhere."""
+        """Of the coordinator. ZrtError bad_config: it runs, and what it is to be reached by leads
+        elsewhere."""
         try:
             return await stack.enter_async_context(Client(self._endpoint))
         except ZrtError as error:
@@ -151,7 +158,8 @@ class Node:
             raise ZrtError("bad_config", text) from error
 
     async def _start(self) -> Member:
-        """The coordinator first: block servers must find this one, not another that holds the port. Ourselves as its member."""
+        """The coordinator first: block servers must find this one, not another that holds the port.
+        Ourselves as its member."""
         coordinator = self._spawn(COORDINATOR, self._lines.coordinator())
         endpoint = self._endpoint = (await coordinator.ready()).endpoint
         coordinator.argv += self._lines.coordinator_again(endpoint)
@@ -180,7 +188,8 @@ class Node:
         return self._supervisor.spawn(name, line.argv, env=line.environment, ready_s=READY_S, restart=restart)
 
     async def _until_ready(self, watch: AsyncIterator[Cluster], bars: Bars) -> Cluster:
-        """Show how the stages load. ZrtError as the cluster's fault says, when it will not become ready."""
+        """Show how the stages load. ZrtError as the cluster's fault says, when it will not become
+        ready."""
         async for cluster in watch:
             if cluster.fault:
                 raise final_fault(cluster.fault)
@@ -204,7 +213,8 @@ class Node:
             self._say(f"zrt: other commands do not find this cluster without --connect {endpoint}: {error}")
 
     async def stop(self) -> None:
-        """End every process, in good order where it does not take long: the coordinator last, since all others talk to it."""
+        """End every process, in good order where it does not take long: the coordinator last, since
+        all others talk to it."""
         self.ended.set()
         runfiles.remove()
         if self._leaving is not None:
@@ -225,11 +235,12 @@ class Node:
             await asyncio.gather(*(child.stop(STOP_S) for child in servers), return_exceptions=True)
             await self._supervisor.stop(patience)
 
-    # ---- what happens meanwhile ---------------------------------------------------------------------------------
+    # ---- what happens meanwhile ------------------------------------------------------------------
 
     def on_signal(self, number: signal.Signals) -> None:
-        """The first Ctrl-C ends the cluster in good order: sessions may finish for LEAVE_S. The second waits for nothing but that clients are
-        told; the third, or one while processes end, kills them.
+        """The first Ctrl-C ends the cluster in good order: sessions may finish for LEAVE_S. The
+        second waits for nothing but that clients are told; the third, or one while processes end,
+        kills them.
         """
         self._ended_by = "Ctrl-C" if number is signal.SIGINT else number.name
         if self.ended.is_set() or self._hurried:
@@ -245,7 +256,8 @@ class Node:
             self._leaving = asyncio.ensure_future(self._leave(0.0, TELL_S))
 
     async def _leave(self, seconds: float, timeout: float) -> None:
-        """Have the coordinator bring the cluster down as `zrt down` does; it tells us when to go."""
+        """Have the coordinator bring the cluster down as `zrt down` does; it tells us when to
+        go."""
         try:
             async with asyncio.timeout(timeout), Client(self._endpoint) as client:
                 if seconds and (await client.status()).sessions:
@@ -264,7 +276,8 @@ class Node:
             self._coordinator_ready = time.monotonic()
 
     def _watch(self) -> None:
-        """A hung coordinator is killed, and so starts again; of the others it says when they hang, if it ever knew them (see Absentees)."""
+        """A hung coordinator is killed, and so starts again; of the others it says when they hang,
+        if it ever knew them (see Absentees)."""
         sys.stderr.flush()  # the rest of what a reader has begun to take before it paused
         member, child = self._member, self._supervisor.children[COORDINATOR]
         if member is None or child.incarnation == 0:
@@ -301,8 +314,9 @@ class Node:
             self._say(f"zrt: {final}; the cluster stays")
 
     def _on_registered(self, again: bool) -> None:
-        """Whoever is the coordinator now may not have heard of those that are not there: it would wait for them, and spare no other for their
-        blocks. One that was it before knows of those that are started again."""
+        """Whoever is the coordinator now may not have heard of those that are not there: it would
+        wait for them, and spare no other for their blocks. One that was it before knows of those
+        that are started again."""
         for report in self._away.values():
             assert self._member is not None
             if report.name != COORDINATOR and not (again and report.restarting):

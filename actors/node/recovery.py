@@ -21,8 +21,10 @@ READY: Final = "is ready again"
 
 
 class Recoveries:
-    """Of one cluster. A process is back when its successor is ready, whatever becomes of others. The cluster is when every stage is: that is
-    said where no process did, or where one loads besides that was not lost itself, but its ranks or workers were, or that takes another's place."""
+    """Of one cluster. A process is back when its successor is ready, whatever becomes of others.
+    The cluster is when every stage is: that is said where no process did, or where one loads
+    besides that was not lost itself, but its ranks or workers were, or that takes another's
+    place."""
 
     def __init__(self) -> None:
         self._lost: dict[str, float] = {}
@@ -32,7 +34,8 @@ class Recoveries:
     async def follow(
         self, client: Client, pids: Callable[[], Mapping[str, int]], say: Callable[[str], None]
     ) -> NoReturn:
-        """Say each recovery of the cluster, through its coordinator's own death, until cancelled."""
+        """Say each recovery of the cluster, through its coordinator's own death, until
+        cancelled."""
         away = ""
         while True:
             try:
@@ -56,7 +59,8 @@ class Recoveries:
         self._lost.pop(name, None)
 
     def seen(self, cluster: Cluster, pids: Mapping[str, int], now: float) -> list[str]:
-        """The lines to say now. `pids` are the processes that run, by name: a coordinator may yet show the one before."""
+        """The lines to say now. `pids` are the processes that run, by name: a coordinator may yet
+        show the one before."""
         if not cluster.ready:
             drained = any(actor.state in ("draining", "drained") for actor in cluster.actors)
             if self._unready is None and not drained:
@@ -81,8 +85,8 @@ class Recoveries:
 
 
 def _back(actor: ActorInfo, settled: bool) -> str:
-    """How this successor of a lost process is back, in words; empty while it is not. One without blocks may yet be given some, until all is
-    `settled`."""
+    """How this successor of a lost process is back, in words; empty while it is not. One without
+    blocks may yet be given some, until all is `settled`."""
     if actor.kind == "layer_worker":
         return "" if actor.state == "starting" else "is back"
     if actor.state == "blank":

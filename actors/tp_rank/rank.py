@@ -1,4 +1,5 @@
-"""What a TP rank does with each request: what its executor runs. One thread at a time; every call blocks."""
+"""What a TP rank does with each request: what its executor runs. One thread at a time; every call
+blocks."""
 
 import time
 from collections.abc import Hashable
@@ -56,7 +57,8 @@ class Rank:
         self._engine: Engine | None = None
 
     def serve(self, request: WorkerRequest, session: Hashable) -> WorkerResponse:
-        """The response to a request; `session` is the one that helexa's own steps act on. ZrtError: what the rank answers instead."""
+        """The response to a request; `session` is the one that helexa's own steps act on. ZrtError:
+        what the rank answers instead."""
         match request:
             case Init():
                 return self._init(request)
@@ -183,6 +185,7 @@ def works_of(steps: list[RankStep], x: torch.Tensor, *, best: bool = False) -> l
 
 
 def step_response(result: TurnResult, forward_us: int) -> StepBatchOk:
-    """What a rank says of a turn; two ranks that say different things of the same turn hold different KV."""
+    """What a rank says of a turn; two ranks that say different things of the same turn hold
+    different KV."""
     faults = [outcome.fault.kind if outcome.fault is not None else "" for outcome in result.outcomes]
     return StepBatchOk([outcome.have for outcome in result.outcomes], faults, forward_us)

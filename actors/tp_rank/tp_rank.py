@@ -1,7 +1,8 @@
 """A TP rank: one of the processes that a block server's blocks are split over.
 
-Receives from its leader, and bare from any peer: the requests of messages/ranks.py; sends one response to each, in the order they came.
-The loop answers Ping, QueryVram and Shutdown, so that a rank is heard while it computes; all else is the executor's (compute/rank.py).
+Receives from its leader, and bare from any peer: the requests of messages/ranks.py; sends one
+response to each, in the order they came. The loop answers Ping, QueryVram and Shutdown, so that a
+rank is heard while it computes; all else is the executor's (compute/rank.py).
 """
 
 import asyncio

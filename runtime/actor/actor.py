@@ -1,4 +1,5 @@
-"""An actor: a mailbox others send to, links to others, handlers by message type (dispatcher.py), questions with deadlines, and tasks it owns."""
+"""An actor: a mailbox others send to, links to others, handlers by message type (dispatcher.py),
+questions with deadlines, and tasks it owns."""
 
 import asyncio
 import logging
@@ -34,10 +35,12 @@ _S = TypeVar("_S", bound=Struct)
 
 
 class Actor:
-    """A process's place in the cluster. `name` is 1 to 64 characters; frames over `limit` bytes are refused either way.
+    """A process's place in the cluster. `name` is 1 to 64 characters; frames over `limit` bytes are
+    refused either way.
 
-    `listen` is where the mailbox binds (port 0: a free one), `advertise` what others connect to where that differs.
-    Everything runs on one loop and one thread. An actor may be started again after it was stopped, as a new incarnation.
+    `listen` is where the mailbox binds (port 0: a free one), `advertise` what others connect to
+    where that differs. Everything runs on one loop and one thread. An actor may be started again
+    after it was stopped, as a new incarnation.
     """
 
     def __init__(
@@ -80,10 +83,11 @@ class Actor:
 
     @property
     def lag_ms(self) -> int:
-        """How late this loop was at worst with what it does periodically, over the last one to two seconds."""
+        """How late this loop was at worst with what it does periodically, over the last one to two
+        seconds."""
         return int(self._lateness.seconds * 1000)
 
-    # ---- life -------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Bind the mailbox. ZrtError bad_config: the endpoint is taken or is none."""
@@ -104,10 +108,12 @@ class Actor:
         self._dispatcher.open(self.incarnation, self._mailbox, self._tasks)
 
     async def there(self) -> None:
-        """Wait until others can find this actor: once it has started, unless a subclass knows better."""
+        """Wait until others can find this actor: once it has started, unless a subclass knows
+        better."""
 
     async def stop(self) -> None:
-        """End what the actor owns: timers, tasks (cancelled and awaited), open questions (`cancelled`), sockets."""
+        """End what the actor owns: timers, tasks (cancelled and awaited), open questions
+        (`cancelled`), sockets."""
         sockets, self._sockets = self._sockets, None
         if sockets is None:
             return
@@ -130,7 +136,8 @@ class Actor:
         return self._tasks.spawn(coro, name)
 
     def depend(self, coro: Coroutine[Any, Any, None], name: str) -> None:
-        """As `spawn`, for a task the actor is of no use without: if it fails, the actor ends (`ended`, `failed`), rather than live on idle."""
+        """As `spawn`, for a task the actor is of no use without: if it fails, the actor ends
+        (`ended`, `failed`), rather than live on idle."""
 
         def over(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and task.exception() is not None:
@@ -140,18 +147,21 @@ class Actor:
         self.spawn(coro, name).add_done_callback(over)
 
     def every(self, seconds: float, fn: Callable[[], None]) -> Periodic:
-        """Call `fn` every `seconds` on the loop until `stop` or its `cancel()`; how late it was goes into `lag_ms`."""
+        """Call `fn` every `seconds` on the loop until `stop` or its `cancel()`; how late it was
+        goes into `lag_ms`."""
         periodic = Periodic(seconds, fn, self._lateness)
         self._periodics = [*(known for known in self._periodics if not known.cancelled), periodic]
         return periodic
 
-    # ---- what others send -------------------------------------------------------------------------------------------
+    # ---- what others send ------------------------------------------------------------------------
 
     def handle(self, body_type: type[_S], fn: Handler[_S]) -> None:
-        """Call `fn(body, envelope)` for every message with such a body, in order of arrival. If it is a coroutine function, each call runs as a task of its own.
+        """Call `fn(body, envelope)` for every message with such a body, in order of arrival. If it
+        is a coroutine function, each call runs as a task of its own.
 
-        A question gets what `fn` returns as its reply (`Done` for None), or `Failed` when it raises: ZrtError as it is, anything else as
-        `internal`, with the traceback logged. A tell whose handler raises is counted and logged.
+        A question gets what `fn` returns as its reply (`Done` for None), or `Failed` when it
+        raises: ZrtError as it is, anything else as `internal`, with the traceback logged. A tell
+        whose handler raises is counted and logged.
         """
         self._dispatcher.handlers[body_type] = fn
 
@@ -160,10 +170,11 @@ class Actor:
         self._dispatcher.bare = fn
 
     def on_peer_death(self, fn: Callable[[Address], None]) -> None:
-        """`fn` is told of each incarnation we had a link to whose connection broke or could not be made, once."""
+        """`fn` is told of each incarnation we had a link to whose connection broke or could not be
+        made, once."""
         self._mourners.append(fn)
 
-    # ---- what we send -----------------------------------------------------------------------------------------------
+    # ---- what we send ----------------------------------------------------------------------------
 
     def tell(
         self,
@@ -176,9 +187,11 @@ class Actor:
         near: str = "",
         handed: HandedOver | None = None,
     ) -> None:
-        """Send and expect nothing; the words are the header's. Order is kept per peer; nothing is lost while the connection lives.
+        """Send and expect nothing; the words are the header's. Order is kept per peer; nothing is
+        lost while the connection lives.
 
-        ZrtError overloaded: the peer's outbox is full (see `room`); stage_lost: its connection broke; too_large.
+        ZrtError overloaded: the peer's outbox is full (see `room`); stage_lost: its connection
+        broke; too_large.
         """
         self._tell(self._link(to), to, body, model=model, dtype=dtype, steps=list(steps), near=near, handed=handed)
 
@@ -187,13 +200,15 @@ class Actor:
     ) -> Envelope:
         """Send a question and wait for its reply.
 
-        ZrtError: what the peer answered with `Failed`; deadline after `timeout` seconds; stage_lost when the peer's connection breaks
-        meanwhile; overloaded when its outbox is full or 4,096 questions are open; too_large.
+        ZrtError: what the peer answered with `Failed`; deadline after `timeout` seconds; stage_lost
+        when the peer's connection breaks meanwhile; overloaded when its outbox is full or 4,096
+        questions are open; too_large.
         """
         return await self._ask(self._link(to), to, body, timeout, model, steps)
 
     def reply_bare(self, bare: Bare, frame: bytes) -> bool:
-        """Answer a bare message; any number of times. False if the peer is gone. ZrtError overloaded, too_large."""
+        """Answer a bare message; any number of times. False if the peer is gone. ZrtError
+        overloaded, too_large."""
         return self._mailbox.send([b"", frame] if bare.echo else [frame], bare.peer)
 
     def behind(self, bare: Bare) -> bool:
@@ -201,9 +216,11 @@ class Actor:
         return self._mailbox.behind(bare.peer)
 
     async def room(self, to: Address | bytes, *, timeout: float) -> None:
-        """Wait until the outbox of a peer (its address, or its routing id at our mailbox) is at most half full.
+        """Wait until the outbox of a peer (its address, or its routing id at our mailbox) is at
+        most half full.
 
-        All who wait go on at once, so the next send can still be refused. ZrtError deadline, stage_lost.
+        All who wait go on at once, so the next send can still be refused. ZrtError deadline,
+        stage_lost.
         """
         if isinstance(to, bytes):
             await self._mailbox.room(timeout, to)
@@ -215,7 +232,8 @@ class Actor:
         self._link(to)
 
     def forget(self, to: Address) -> None:
-        """Close the link, if there is one: what waits for the peer is dropped, open questions fail, no death is told."""
+        """Close the link, if there is one: what waits for the peer is dropped, open questions fail,
+        no death is told."""
         if self._sockets is not None and (link := self._links.forget(to)) is not None:
             self._questions.fail(link.lost(), link)
 

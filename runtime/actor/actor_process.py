@@ -25,11 +25,12 @@ STOP_S: Final = 10.0
 
 
 def run_actor(make: Callable[[], Actor], lifeline: Lifeline) -> NoReturn:
-    """Make an actor (heavy imports belong in `make`), run it on uvloop until it is told to end, and leave with its `status`. Garbage collection
-    does not look at what is imported by then.
+    """Make an actor (heavy imports belong in `make`), run it on uvloop until it is told to end, and
+    leave with its `status`. Garbage collection does not look at what is imported by then.
 
-    It ends when its `ended` is set, or on SIGTERM or SIGINT; a second signal ends it at once. What fails before it is ready is told to
-    the parent and raised. Leaving does not wait for threads: a executor may be in the middle of a product that nobody needs any more.
+    It ends when its `ended` is set, or on SIGTERM or SIGINT; a second signal ends it at once. What
+    fails before it is ready is told to the parent and raised. Leaving does not wait for threads: a
+    executor may be in the middle of a product that nobody needs any more.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:

@@ -1,4 +1,5 @@
-"""A dispatcher: gives each message that arrives at an actor to its handler, or to the question it answers, and sends what a handler answers.
+"""A dispatcher: gives each message that arrives at an actor to its handler, or to the question it
+answers, and sends what a handler answers.
 
 What comes to nothing is counted and logged, and whoever asked is told.
 """
@@ -36,9 +37,11 @@ class Counters(Struct):
 
 
 class Dispatcher:
-    """Serves the actor called `name` from `open` to `close`, each incarnation anew; what arrives outside of that is dropped.
+    """Serves the actor called `name` from `open` to `close`, each incarnation anew; what arrives
+    outside of that is dropped.
 
-    `handlers` are by type of body, `bare` gets the single-frame messages. The questions are the actor's.
+    `handlers` are by type of body, `bare` gets the single-frame messages. The questions are the
+    actor's.
     """
 
     def __init__(self, name: str, questions: PendingRequests, complaints: LogLimiter) -> None:
@@ -60,10 +63,11 @@ class Dispatcher:
     def close(self) -> None:
         self._open = False
 
-    # ---- what arrives -----------------------------------------------------------------------------------------------
+    # ---- what arrives ----------------------------------------------------------------------------
 
     def on_frames(self, frames: Frames) -> None:
-        """A multipart at our mailbox: the peer's routing id, then a bare message or a header and what follows it."""
+        """A multipart at our mailbox: the peer's routing id, then a bare message or a header and
+        what follows it."""
         if not self._open:
             return
         peer = bytes(frames[0])
@@ -117,7 +121,8 @@ class Dispatcher:
                 self._complaints.add("fault", f"{header.sender} says {body.fault}")
 
     def _undecodable(self, error: WireError, peer: bytes) -> None:
-        """Counted, and told to the sender where there is one; but an error is never answered with an error."""
+        """Counted, and told to the sender where there is one; but an error is never answered with
+        an error."""
         header = error.header
         if header is not None and header.to not in (0, self._incarnation):
             self.counters.stale += 1
@@ -168,7 +173,7 @@ class Dispatcher:
             self.counters.failed += 1
         self._answer(envelope, Failed(Fault(error.kind, error.message, error.where or self._name)))
 
-    # ---- what is answered -------------------------------------------------------------------------------------------
+    # ---- what is answered ------------------------------------------------------------------------
 
     def _answer(
         self, envelope: Envelope, answer: Control | InferenceRequest | RankMessage | LayerMessage | Reply

@@ -12,7 +12,8 @@ from zrt.runtime.wire.envelopes import Body
 
 
 class Envelope(NamedTuple):
-    """A message that arrived. `peer` is the sender's routing id at our mailbox, b"" for what came back over one of our links."""
+    """A message that arrived. `peer` is the sender's routing id at our mailbox, b"" for what came
+    back over one of our links."""
 
     header: Header
     body: Body
@@ -20,7 +21,8 @@ class Envelope(NamedTuple):
 
 
 class Bare(NamedTuple):
-    """A single frame from a foreign or scripted peer. `echo`: an empty frame came before it (a REQ socket) and goes before each reply."""
+    """A single frame from a foreign or scripted peer. `echo`: an empty frame came before it (a REQ
+    socket) and goes before each reply."""
 
     peer: bytes
     frame: bytes | memoryview

@@ -1,7 +1,8 @@
 """The compute executor: one named thread that runs functions one at a time, awaited from the loop.
 
-The thread is a daemon, so that a function that never returns cannot keep a process that was told to end. A executor whose device is lost ends the
-process: whoever waits for it hears that at once, and whoever started it starts another.
+The thread is a daemon, so that a function that never returns cannot keep a process that was told to
+end. A executor whose device is lost ends the process: whoever waits for it hears that at once, and
+whoever started it starts another.
 """
 
 import asyncio
@@ -32,9 +33,11 @@ class _Call(NamedTuple):
 
 
 class ComputeExecutor:
-    """Functions run in the order they were given. Not tied to a loop: each call is answered on the loop that made it.
+    """Functions run in the order they were given. Not tied to a loop: each call is answered on the
+    loop that made it.
 
-    After an error that nobody foresaw, one that is no ZrtError, `lives` is asked in the executor whether the device still does what it is told.
+    After an error that nobody foresaw, one that is no ZrtError, `lives` is asked in the executor
+    whether the device still does what it is told.
     """
 
     def __init__(self, name: str, lives: Callable[[], bool] = lambda: True) -> None:
@@ -57,7 +60,8 @@ class ComputeExecutor:
     async def run(self, fn: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """What `fn` returns or raises. ZrtError cancelled: the executor is closed.
 
-        A cancelled caller leaves a function that has started to finish, and one that has not is never run.
+        A cancelled caller leaves a function that has started to finish, and one that has not is
+        never run.
         """
         if self._closed:
             raise ZrtError("cancelled", f"the executor {self.name} is closed")
@@ -70,7 +74,8 @@ class ComputeExecutor:
             del future  # its error would know itself by this frame, and all that was at work when it was raised
 
     def close(self) -> None:
-        """Take nothing more, fail what waits with `cancelled`; the function that runs finishes. Does not wait: see `ended`."""
+        """Take nothing more, fail what waits with `cancelled`; the function that runs finishes.
+        Does not wait: see `ended`."""
         if not self._closed:
             self._closed = True
             self._work.put(None)

@@ -14,10 +14,12 @@ _LOST_KEPT: Final = 1024
 
 
 class LinkPool:
-    """Links to endpoints that are never bound again once their holder is dead (port 0), so a broken connection is a lost peer.
+    """Links to endpoints that are never bound again once their holder is dead (port 0), so a broken
+    connection is a lost peer.
 
-    `on_lost(address, link, news)` is called for every link that ends of itself; `news` is true once per incarnation. Should the peer
-    live after all (a network that broke), the next `get` connects again, and a connection that came up makes it a peer like any other.
+    `on_lost(address, link, news)` is called for every link that ends of itself; `news` is true once
+    per incarnation. Should the peer live after all (a network that broke), the next `get` connects
+    again, and a connection that came up makes it a peer like any other.
     """
 
     def __init__(
@@ -35,7 +37,8 @@ class LinkPool:
         self._lost: dict[int, None] = {}
 
     def get(self, to: Address) -> Link:
-        """The link to this incarnation (0: whoever is there), made if need be. ZrtError stage_lost: another one is there now."""
+        """The link to this incarnation (0: whoever is there), made if need be. ZrtError stage_lost:
+        another one is there now."""
         known = self._links.get(to.endpoint)
         if known is not None:
             address, link = known
@@ -60,7 +63,8 @@ class LinkPool:
         return link
 
     def forget(self, to: Address) -> Link | None:
-        """Close the link to this incarnation, if there is one, telling nobody, and forget that it was lost."""
+        """Close the link to this incarnation, if there is one, telling nobody, and forget that it
+        was lost."""
         self._lost.pop(to.incarnation, None)
         known = self._links.get(to.endpoint)
         if known is None or known[0].incarnation not in (0, to.incarnation):

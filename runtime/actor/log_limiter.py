@@ -7,7 +7,8 @@ log = logging.getLogger(__name__)
 
 
 class LogLimiter:
-    """Logs each kind of complaint the 1st, 2nd, 4th, 8th … time. The kinds are ours: nothing a peer sent goes into `about`."""
+    """Logs each kind of complaint the 1st, 2nd, 4th, 8th … time. The kinds are ours: nothing a peer
+    sent goes into `about`."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,5 @@
-"""A member: an actor that joins a coordinator, beats, and joins again whenever the coordinator is new or has lost it."""
+"""A member: an actor that joins a coordinator, beats, and joins again whenever the coordinator is
+new or has lost it."""
 
 import asyncio
 import logging
@@ -30,18 +31,21 @@ REGISTER_S: Final = 5.0
 SILENCE_S: Final = 3.0
 """How long it may leave a beat unanswered before it is taken for lost."""
 UNANSWERED_S: Final = 5.0
-"""After so long without a connection that is said; then after twice as long each time, so that a log does not grow."""
+"""After so long without a connection that is said; then after twice as long each time, so that a
+log does not grow."""
 PAUSE_FIRST_S: Final = 0.2
 PAUSE_MOST_S: Final = 5.0
 _LEAST_BEAT_S: Final = 0.05
 
 
 class Member(Actor):
-    """`join` is the coordinator's endpoint: configured, so its link comes back with the coordinator.
+    """`join` is the coordinator's endpoint: configured, so its link comes back with the
+    coordinator.
 
-    `start` returns when the mailbox is bound; `registered` is set while the coordinator knows this incarnation, `heard` is when it last
-    answered anything (monotonic seconds). A subclass says what it is in `registration()` and `load()`. The coordinator's `Shutdown` sets
-    `ended`; after its `GoingDown` this process waits for the next one there.
+    `start` returns when the mailbox is bound; `registered` is set while the coordinator knows this
+    incarnation, `heard` is when it last answered anything (monotonic seconds). A subclass says what
+    it is in `registration()` and `load()`. The coordinator's `Shutdown` sets `ended`; after its
+    `GoingDown` this process waits for the next one there.
     """
 
     def __init__(
@@ -105,7 +109,7 @@ class Member(Actor):
             self.registered.clear()
         await super().stop()
 
-    # ---- for a subclass ---------------------------------------------------------------------------------------------
+    # ---- for a subclass --------------------------------------------------------------------------
 
     def registration(self) -> Register:
         """What this process tells the coordinator first, each time it joins."""
@@ -126,8 +130,8 @@ class Member(Actor):
         return None
 
     def obey(self, body_type: type[_Order], fn: Handler[_Order]) -> None:
-        """As `handle`, for what the coordinator alone may send: from anyone else, or from one that is not ours any more, it is counted as
-        stale and refused as `unauthorized`.
+        """As `handle`, for what the coordinator alone may send: from anyone else, or from one that
+        is not ours any more, it is counted as stale and refused as `unauthorized`.
         """
 
         def checked(body: _Order, envelope: Envelope) -> Answer | Awaitable[Answer]:
@@ -146,7 +150,8 @@ class Member(Actor):
         return self.coordinator.incarnation != 0 and envelope.header.incarnation == self.coordinator.incarnation
 
     async def _obey_later(self, body: _Order, envelope: Envelope, fn: Handler[_Order]) -> Answer:
-        """A new coordinator's first order may be here before its answer to our registration; those that follow it do not overtake it."""
+        """A new coordinator's first order may be here before its answer to our registration; those
+        that follow it do not overtake it."""
         due = asyncio.get_running_loop().time() + REGISTER_S
         try:
             async with self._in_order:
@@ -168,22 +173,26 @@ class Member(Actor):
         )
 
     def on_registered(self, fn: Callable[[bool], None]) -> None:
-        """`fn(again)` after every registration; `again` is true when this very incarnation of the coordinator took us before."""
+        """`fn(again)` after every registration; `again` is true when this very incarnation of the
+        coordinator took us before."""
         self._on_registered_fns.append(fn)
 
     def on_coordinator_lost(self, fn: Callable[[], None]) -> None:
-        """`fn()` once per registration that ends: the connection broke, beats stay unanswered, or the coordinator no longer knows us."""
+        """`fn()` once per registration that ends: the connection broke, beats stay unanswered, or
+        the coordinator no longer knows us."""
         self._on_lost_fns.append(fn)
 
     def tell_coordinator(self, body: Body) -> bool:
-        """False while not registered: then nothing is sent, since the next registration tells how things are. ZrtError as `tell`."""
+        """False while not registered: then nothing is sent, since the next registration tells how
+        things are. ZrtError as `tell`."""
         if not self.registered.is_set():
             return False
         self._tell(self._joined, self.coordinator, body)
         return True
 
     async def ask_coordinator(self, body: Body, *, timeout: float) -> Envelope:
-        """As `ask`. ZrtError coordinator_lost while not registered, and where `ask` says stage_lost."""
+        """As `ask`. ZrtError coordinator_lost while not registered, and where `ask` says
+        stage_lost."""
         if not self.registered.is_set():
             raise ZrtError("coordinator_lost", f"not registered at {self.coordinator.endpoint}", self.name)
         return await self._ask(self._joined, self.coordinator, body, timeout)
@@ -191,7 +200,8 @@ class Member(Actor):
     async def catch_up(self) -> None:
         """Wait until the coordinator has heard all that it was told so far.
 
-        An answer to its own question goes another way, and may overtake what was told before. Without a coordinator there is none to wait for.
+        An answer to its own question goes another way, and may overtake what was told before.
+        Without a coordinator there is none to wait for.
         """
         if self.registered.is_set():
             await self._send_beat(self._beats)
@@ -200,7 +210,7 @@ class Member(Actor):
         self.heard = time.monotonic()
         self._dispatcher.on_reply(link, frames)
 
-    # ---- joining ----------------------------------------------------------------------------------------------------
+    # ---- joining ---------------------------------------------------------------------------------
 
     def _on_shutdown(self, body: Shutdown, envelope: Envelope) -> Control:
         log.info("%s: the cluster goes down, and this process with it", self.name)
@@ -271,7 +281,8 @@ class Member(Actor):
                 self._lose(str(error))
 
     def _room_bytes(self) -> int:
-        """What a blank process could grow to: the coordinator gives it blocks by that. Nobody asks it of others, so they do not look."""
+        """What a blank process could grow to: the coordinator gives it blocks by that. Nobody asks
+        it of others, so they do not look."""
         if self.state != "blank":
             return 0
         try:

@@ -1,4 +1,5 @@
-"""The questions an actor has open, and the ways each can end: its reply, its deadline, or the loss of whom it was put to."""
+"""The questions an actor has open, and the ways each can end: its reply, its deadline, or the loss
+of whom it was put to."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,7 +34,8 @@ class PendingRequests:
     async def ask(self, link: Link, to: Address, what: str, timeout: float, send: Callable[[int], None]) -> Envelope:
         """`send(request)` the question and wait for its reply.
 
-        ZrtError: the peer's own; deadline after `timeout` seconds; the link's `lost_kind`; overloaded: MOST are open; what `send` raises.
+        ZrtError: the peer's own; deadline after `timeout` seconds; the link's `lost_kind`;
+        overloaded: MOST are open; what `send` raises.
         """
         if len(self._open) >= MOST:
             raise ZrtError("overloaded", f"{MOST} questions are open already")
@@ -44,7 +46,8 @@ class PendingRequests:
             loop.create_future(), link, to, f"{to.name} did not answer {what} within {timeout:g} s"
         )
         self._open[request] = question
-        # What has arrived may be due to be read on the loop's next turn, and some loops look at their timers before that.
+        # What has arrived may be due to be read on the loop's next turn, and some loops look at
+        # their timers before that.
         timer = loop.call_later(timeout, loop.call_soon, self._expire, question)
         try:
             send(request)
@@ -55,7 +58,8 @@ class PendingRequests:
             del question  # its error would know itself by this frame, and all who wait for it
 
     def settle(self, link: Link, reply: Envelope) -> Literal["answered", "unknown", "stale"]:
-        """Give a reply to its question: unknown if none waits for it on this link, stale if it comes from another incarnation."""
+        """Give a reply to its question: unknown if none waits for it on this link, stale if it
+        comes from another incarnation."""
         question = self._open.get(reply.header.request) if reply.header.reply else None
         if question is None or question.link is not link or question.reply.done():
             return "unknown"

@@ -29,9 +29,11 @@ class Tasks:
     def spawn(
         self, coro: Coroutine[Any, Any, _T], name: str, awaits: Awaitable[Any] | None = None
     ) -> "asyncio.Task[_T]":
-        """Run `coro`; what it raises is logged. ZrtError cancelled: closed; overloaded: MOST are running.
+        """Run `coro`; what it raises is logged. ZrtError cancelled: closed; overloaded: MOST are
+        running.
 
-        `awaits` is what `coro` was given to await: where the task is refused, or cancelled before it began, that ends with it.
+        `awaits` is what `coro` was given to await: where the task is refused, or cancelled before
+        it began, that ends with it.
         """
         inner = awaits if isinstance(awaits, Coroutine) else None
         if self._closed or len(self._tasks) >= MOST:
@@ -49,7 +51,8 @@ class Tasks:
         return task
 
     async def close(self, seconds: float) -> None:
-        """Cancel all, except the caller, and wait `seconds` for them to end; those that do not are named in the log."""
+        """Cancel all, except the caller, and wait `seconds` for them to end; those that do not are
+        named in the log."""
         self._closed = True
         tasks = self._tasks - {asyncio.current_task()}
         for task in tasks:
@@ -66,7 +69,8 @@ class Tasks:
 
 
 async def together(*coros: Coroutine[Any, Any, _T]) -> list[_T]:
-    """What they return, in their order; or what the first one raised that failed, once the others have been cancelled and ended."""
+    """What they return, in their order; or what the first one raised that failed, once the others
+    have been cancelled and ended."""
     tasks = [asyncio.ensure_future(coro) for coro in coros]
     try:
         return list(await asyncio.gather(*tasks))

@@ -35,7 +35,8 @@ class Lateness:
 
 
 class Periodic:
-    """Calls `fn` every `seconds` until cancelled, first after `seconds`. Times missed while the loop was busy are not made up for."""
+    """Calls `fn` every `seconds` until cancelled, first after `seconds`. Times missed while the
+    loop was busy are not made up for."""
 
     def __init__(self, seconds: float, fn: Callable[[], None], lateness: Lateness) -> None:
         self._seconds = seconds

@@ -1,4 +1,5 @@
-"""Words of the command line, each read and checked: what argparse calls a type. They raise ArgumentTypeError."""
+"""Words of the command line, each read and checked: what argparse calls a type. They raise
+ArgumentTypeError."""
 
 import argparse
 import re

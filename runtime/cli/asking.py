@@ -29,7 +29,8 @@ NAME_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One generation as the command line words it; `sampling` holds what was given of Client.generate's options."""
+    """One generation as the command line words it; `sampling` holds what was given of
+    Client.generate's options."""
 
     prompt: str | None = None
     token_ids: list[int] | None = None
@@ -47,7 +48,8 @@ class Answer:
     logprobs: list[TokenLogprobs] | None = None
 
     def add(self, piece: Piece) -> str:
-        """What to show of it: its text, or its ids where the model has no tokenizer and so no text ever comes."""
+        """What to show of it: its text, or its ids where the model has no tokenizer and so no text
+        ever comes."""
         self.text += piece.text
         self.token_ids += piece.token_ids
         if piece.logprobs is not None:
@@ -80,10 +82,12 @@ async def ask_once(endpoint: str | None, question: Question) -> int:
 
 
 async def answer(client: Client, question: Question) -> int:
-    """Stream an answer to stdout (text, or the ids of a model without a tokenizer), its figures to stderr. The exit status.
+    """Stream an answer to stdout (text, or the ids of a model without a tokenizer), its figures to
+    stderr. The exit status.
 
-    Several answers are printed one after the other once all are there. With `question.json` stdout gets one object instead, also when the
-    answer breaks off: then with `error`; several are its `choices`.
+    Several answers are printed one after the other once all are there. With `question.json` stdout
+    gets one object instead, also when the answer breaks off: then with `error`; several are its
+    `choices`.
     """
     stream = client.generate(question.prompt, token_ids=question.token_ids, raw=question.raw, **question.sampling)
     got = [Answer() for _ in range(question.sampling.get("n", 1))]
@@ -137,7 +141,8 @@ async def _follow(client: Client, stream: Stream, got: list[Answer], *, show: bo
 
 @contextmanager
 def _says_breaks(client: Client, stream: Stream, notice: Notice) -> Iterator[None]:
-    """Meanwhile it is said when the connection is gone for longer than a moment, and taken back when there is one again."""
+    """Meanwhile it is said when the connection is gone for longer than a moment, and taken back
+    when there is one again."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
@@ -180,9 +185,11 @@ def _summary(finished: Finished) -> dict[str, Any]:
 
 
 def chat(endpoint: str | None, sampling: dict[str, Any]) -> int:
-    """Ask, answer, ask again, with the whole talk as context, until the input ends. The exit status: 1 if an answer failed.
+    """Ask, answer, ask again, with the whole talk as context, until the input ends. The exit
+    status: 1 if an answer failed.
 
-    Ctrl-C ends the answer that is being given; between answers, the talk. The loop stands still while a line is awaited: nothing is open then.
+    Ctrl-C ends the answer that is being given; between answers, the talk. The loop stands still
+    while a line is awaited: nothing is open then.
     """
     messages: list[dict[str, str]] = []
     failed = False
@@ -230,7 +237,8 @@ def _line() -> str | None:
 
 
 async def _reply(client: Client, messages: list[dict[str, str]], sampling: dict[str, Any]) -> str:
-    """Print the answer to the last message; what came of it, also when Ctrl-C ended it. The second Ctrl-C is KeyboardInterrupt."""
+    """Print the answer to the last message; what came of it, also when Ctrl-C ended it. The second
+    Ctrl-C is KeyboardInterrupt."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     stream, got = client.generate(messages=messages, **sampling), [Answer()]
@@ -254,7 +262,8 @@ async def cancel(endpoint: str | None, session: int) -> int:
 
 
 async def drain(endpoint: str | None, name: str, timeout: float) -> int:
-    """Take a block server out of service; how its sessions get on, and what became of them, go to stderr."""
+    """Take a block server out of service; how its sessions get on, and what became of them, go to
+    stderr."""
     said = ""
 
     def tell(event: Drained) -> None:
@@ -288,8 +297,8 @@ async def undrain(endpoint: str | None, name: str) -> int:
 
 
 async def down(endpoint: str | None, timeout: float) -> int:
-    """Bring the cluster down, once no session runs or the time is up; returns when it is gone, and its `zrt up` with it if that runs on this
-    machine."""
+    """Bring the cluster down, once no session runs or the time is up; returns when it is gone, and
+    its `zrt up` with it if that runs on this machine."""
     async with Client(endpoint) as client:
         parent = runfiles.parent_of(client.endpoint)
         ended = None if parent is None else _end_of(parent)

@@ -1,6 +1,8 @@
-"""What each command does; `arguments` are its words (main.py), and what comes back is its exit status.
+"""What each command does; `arguments` are its words (main.py), and what comes back is its exit
+status.
 
-Commands import what they need when they run: `zrt status` waits for nothing that only `zrt up` needs.
+Commands import what they need when they run: `zrt status` waits for nothing that only `zrt up`
+needs.
 """
 
 import argparse

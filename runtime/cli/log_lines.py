@@ -1,4 +1,5 @@
-"""The lines of a cluster's log: all that `zrt up` says where no person watches, in the form in which its processes log."""
+"""The lines of a cluster's log: all that `zrt up` says where no person watches, in the form in
+which its processes log."""
 
 import json
 import os
@@ -26,8 +27,9 @@ def as_told(conf: Conf) -> Conf:
 
 
 class _LogStream(TextIOWrapper):
-    """A stream of whole lines, each put into its form as it ends. One that a full disk does not take is dropped; of one that it took in part
-    the rest is, and the next begins a line of its own."""
+    """A stream of whole lines, each put into its form as it ends. One that a full disk does not
+    take is dropped; of one that it took in part the rest is, and the next begins a line of its
+    own."""
 
     def __init__(self, stream: TextIOWrapper, form: Callable[[str], str]) -> None:
         super().__init__(stream.buffer, encoding="utf-8", errors="replace", line_buffering=True)
@@ -51,7 +53,8 @@ class _LogStream(TextIOWrapper):
 
 
 def write(form: Literal["text", "json"], *, detached: bool) -> None:
-    """Let each line on stderr be one of a log from now on: where it is one (`detached`), and for programs unless it is a terminal."""
+    """Let each line on stderr be one of a log from now on: where it is one (`detached`), and for
+    programs unless it is a terminal."""
     if isinstance(sys.stderr, TextIOWrapper) and (detached or (form == "json" and not sys.stderr.isatty())):
         sys.stderr = _LogStream(sys.stderr, as_object if form == "json" else dated)
 
@@ -62,8 +65,8 @@ def dated(line: str) -> str:
 
 
 def as_object(line: str) -> str:
-    """What logs says an object already; `zrt: MESSAGE` is this command's own, an error if it begins with its kind; `NAME: MESSAGE` is what a
-    process says besides."""
+    """What logs says an object already; `zrt: MESSAGE` is this command's own, an error if it begins
+    with its kind; `NAME: MESSAGE` is what a process says besides."""
     if line.startswith("{"):
         return line
     actor, _, message = line.partition(": ")

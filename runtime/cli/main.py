@@ -1,7 +1,8 @@
-"""`zrt …`: the words of the command line, and where each goes. Answers go to stdout, progress and errors to stderr.
+"""`zrt …`: the words of the command line, and where each goes. Answers go to stdout, progress and
+errors to stderr.
 
-Exit status: 0 done, 1 the work failed (the error's kind on stderr), 2 the words or the cluster file are off.
-What they do is in commands.py.
+Exit status: 0 done, 1 the work failed (the error's kind on stderr), 2 the words or the cluster file
+are off. What they do is in commands.py.
 """
 
 import argparse
@@ -49,7 +50,8 @@ def _obey(arguments: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Of one command: what it does not know it refuses with its own usage, rather than hand it back to `zrt`. Options are said in full."""
+    """Of one command: what it does not know it refuses with its own usage, rather than hand it back
+    to `zrt`. Options are said in full."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)

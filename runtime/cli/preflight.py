@@ -1,5 +1,5 @@
-"""What can be told before any process starts: whether a model can be run (`zrt check`), what goes where (`zrt plan`), and for
-`zrt up` both."""
+"""What can be told before any process starts: whether a model can be run (`zrt check`), what goes
+where (`zrt plan`), and for `zrt up` both."""
 
 import errno
 import socket
@@ -34,7 +34,8 @@ WIDE: Final = 1000
 
 
 def prepare(conf: Conf) -> None:
-    """Fetch the model, and refuse what cannot be run here, before any process starts. Memory comes first: weights are large.
+    """Fetch the model, and refuse what cannot be run here, before any process starts. Memory comes
+    first: weights are large.
 
     ZrtError bad_model, unsupported, bad_config, insufficient_memory.
     """
@@ -49,7 +50,8 @@ def prepare(conf: Conf) -> None:
 
 
 def taken_by_ours(listen: str) -> ZrtError | None:
-    """`bad_config` if another cluster of this machine listens there. A port that a stranger holds is for who binds it to tell."""
+    """`bad_config` if another cluster of this machine listens there. A port that a stranger holds
+    is for who binds it to tell."""
     host, port = endpoint(listen)
     if not port or not _taken(host, port):
         return None
@@ -76,9 +78,11 @@ def _taken(host: str, port: int) -> bool:
 
 
 def check(ref: str, *, json: bool, tp: int, trial: Callable[[int], ZrtError | None]) -> int:
-    """Say what the model called `ref` is and all that keeps it from being run: the exit status. ZrtError bad_model: there is none.
+    """Say what the model called `ref` is and all that keeps it from being run: the exit status.
+    ZrtError bad_model: there is none.
 
-    With `tp` over 1 that is: from being run by so many ranks. `trial` then forms such a group; it returns what went wrong.
+    With `tp` over 1 that is: from being run by so many ranks. `trial` then forms such a group; it
+    returns what went wrong.
     """
     folder = _fetch(ref)
     report = inspect(folder)
@@ -108,7 +112,8 @@ def _check_ranks(folder: Path, report: Report, tp: int, trial: Callable[[int], Z
 
 
 def plan(conf: Conf, *, json: bool) -> int:
-    """Show which stage gets which blocks and what memory that takes: the exit status. ZrtError bad_model, unsupported, bad_config."""
+    """Show which stage gets which blocks and what memory that takes: the exit status. ZrtError
+    bad_model, unsupported, bad_config."""
     folder = _fetch(conf.model.ref, weights=False)
     spec = read_spec(folder)
     _say_context(conf, spec)

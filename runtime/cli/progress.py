@@ -18,14 +18,16 @@ from zrt.runtime.process.terminal import say
 
 
 class _Screen(Console):
-    """stderr with its cursor left as it is: whoever hides it may be killed, or not be read any more, before it is there again."""
+    """stderr with its cursor left as it is: whoever hides it may be killed, or not be read any
+    more, before it is there again."""
 
     def show_cursor(self, show: bool = True) -> bool:
         return False
 
 
 class Bars:
-    """Progress bars on stderr, one a name; where stderr is no terminal, a line when each begins and ends."""
+    """Progress bars on stderr, one a name; where stderr is no terminal, a line when each begins and
+    ends."""
 
     def __init__(self) -> None:
         self._console = _Screen(stderr=True)
@@ -53,8 +55,8 @@ class Bars:
         self._progress.stop()
 
     def update(self, done: int, total: int, what: str, sent: int = 0, pace: int = 0) -> None:
-        """`done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. Of those done `sent` came over the network, at `pace` bytes a
-        second; 0: not said."""
+        """`done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. Of those
+        done `sent` came over the network, at `pace` bytes a second; 0: not said."""
         if what not in self._ended:
             self._progress.start()  # `finish` has ended it if others were ready before
         if what not in self._tasks:
@@ -70,7 +72,8 @@ class Bars:
                 say(f"{what}: done" + (f", {sent / 1e6:.1f} MB sent at {rate}" if rate else ""))
 
     def finish(self, cluster: Cluster) -> None:
-        """Show what its processes load and have loaded for the last time, and draw nothing until `loading` says that others load on."""
+        """Show what its processes load and have loaded for the last time, and draw nothing until
+        `loading` says that others load on."""
         self.loading(cluster)
         on = [actor.name for actor in cluster.actors if actor.state == "loading"]
         for what, task in self._tasks.items():
@@ -123,7 +126,8 @@ WAIT_S: Final = 2.0
 
 
 class _WaitLines:
-    """Waits of one kind where stderr is no terminal: a line for each that lasts, and one when it is over after that."""
+    """Waits of one kind where stderr is no terminal: a line for each that lasts, and one when it is
+    over after that."""
 
     def __init__(self) -> None:
         self._what = ""
@@ -158,7 +162,8 @@ class _WaitLines:
 
 
 class Notice:
-    """What a generation waits for, in a line on stderr that gives way to its text; where that is no terminal, in the lines of a log."""
+    """What a generation waits for, in a line on stderr that gives way to its text; where that is no
+    terminal, in the lines of a log."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stderr.isatty()
@@ -169,7 +174,8 @@ class Notice:
         self._broken = False
 
     def broken(self, endpoint: str, patience: float) -> None:
-        """The connection is gone, and is tried for `patience` seconds: said on a line of its own until it is back."""
+        """The connection is gone, and is tried for `patience` seconds: said on a line of its own
+        until it is back."""
         self._broken = True
         text = f"the connection to {endpoint} broke; reconnecting for {patience:g} s at most"
         if not self._on_terminal:
@@ -244,7 +250,8 @@ def _reason(progress: Phase) -> str:
 
 
 def figures(finished: Finished) -> str:
-    """One generation's speed, and where its time went: each stage's share of compute, and what is left for queues and hops."""
+    """One generation's speed, and where its time went: each stage's share of compute, and what is
+    left for queues and hops."""
     timings = finished.timings
     lines = [
         f"{counted(finished.prompt_tokens, 'prompt token')}, {finished.completion_tokens} generated ({finished.reason}), "

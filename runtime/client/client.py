@@ -1,4 +1,5 @@
-"""The scripted client: generations, status and control of a running cluster, from any asyncio program.
+"""The scripted client: generations, status and control of a running cluster, from any asyncio
+program.
 
 async with Client() as zrt:
     async for piece in zrt.generate("Why is the sky blue?", max_tokens=64, temperature=0.0):
@@ -46,11 +47,13 @@ FOLLOW_S: Final = 60.0
 LEAVE_S: Final = 5.0
 """How long sessions may go on in a cluster that goes down."""
 DOWN_S: Final = 20.0
-"""How long a cluster may take to go: its processes get some seconds to end in good order, and are killed then."""
+"""How long a cluster may take to go: its processes get some seconds to end in good order, and are
+killed then."""
 
 
 def find_endpoint(endpoint: str | None) -> str:
-    """The given endpoint, $ZRT_ENDPOINT, or that of the last cluster started here. ZrtError coordinator_lost: none of them."""
+    """The given endpoint, $ZRT_ENDPOINT, or that of the last cluster started here. ZrtError
+    coordinator_lost: none of them."""
     found = endpoint or os.environ.get("ZRT_ENDPOINT") or runfiles.last_endpoint()
     if found is None:
         raise ZrtError(
@@ -60,11 +63,13 @@ def find_endpoint(endpoint: str | None) -> str:
 
 
 class Client(Connection):
-    """A connection to a cluster's coordinator; use it as an async context manager. ZrtError coordinator_lost when it is not there.
+    """A connection to a cluster's coordinator; use it as an async context manager. ZrtError
+    coordinator_lost when it is not there.
 
-    Many requests may be open at once. Everything runs on the loop that entered the context. When the connection breaks it is made again, and
-    generations go on where they were, no token missing and none twice. They end with resume_expired if that took longer than the cluster
-    keeps them, with coordinator_lost if their coordinator died, or cannot be reached for a while after that.
+    Many requests may be open at once. Everything runs on the loop that entered the context. When
+    the connection breaks it is made again, and generations go on where they were, no token missing
+    and none twice. They end with resume_expired if that took longer than the cluster keeps them,
+    with coordinator_lost if their coordinator died, or cannot be reached for a while after that.
     """
 
     def __init__(self, endpoint: str | None = None) -> None:
@@ -94,7 +99,8 @@ class Client(Connection):
         seed: int | None = None,
         n: int = 1,
     ) -> Stream:
-        """Start a generation; iterate over the result for its pieces. See messages/client.py (Generate) for the options.
+        """Start a generation; iterate over the result for its pieces. See messages/client.py
+        (Generate) for the options.
 
         With `n` > 1 the pieces of n answers come mixed, told apart by `choice`.
         """
@@ -135,10 +141,12 @@ class Client(Connection):
         return event
 
     async def watch(self, every: float = 1.0) -> AsyncGenerator[Cluster]:
-        """The cluster now, after every change and every so many seconds, until the iteration is left; also through a connection that breaks.
+        """The cluster now, after every change and every so many seconds, until the iteration is
+        left; also through a connection that breaks.
 
-        What comes is changes, from which whole snapshots are made: processes and sessions that did not change are the same objects as before.
-        `happened` holds what is new. ZrtError bad_request: what came cannot be such changes.
+        What comes is changes, from which whole snapshots are made: processes and sessions that did
+        not change are the same objects as before. `happened` holds what is new. ZrtError
+        bad_request: what came cannot be such changes.
         """
         request = Subscribe(id=self.next_id(), every_ms=round(every * 1000))
         await self.there()
@@ -161,7 +169,8 @@ class Client(Connection):
                     self.send(Unsubscribe(id=request.id))
 
     async def follow(self, session: int) -> AsyncGenerator[Piece | Progress | Finished]:
-        """What a session says, whoever started it: a piece with all it has so far, then all that comes. ZrtError unknown_session; its own error."""
+        """What a session says, whoever started it: a piece with all it has so far, then all that
+        comes. ZrtError unknown_session; its own error."""
         request = Follow(id=self.next_id(), session=session)
         await self.there()
         with Events(self, request.id) as events:
@@ -179,7 +188,8 @@ class Client(Connection):
                     self.send(Unsubscribe(id=request.id))
 
     async def restart(self, name: str) -> None:
-        """Have `zrt up` kill a block server and start it again. ZrtError as Restart in messages/client.py says."""
+        """Have `zrt up` kill a block server and start it again. ZrtError as Restart in
+        messages/client.py says."""
         await self._ask(Restart(id=self.next_id(), name=name))
 
     async def cancel(self, session: int) -> None:
@@ -189,10 +199,11 @@ class Client(Connection):
     async def drain(
         self, name: str, timeout: float = DRAIN_S, *, progress: Callable[[Drained], None] | None = None
     ) -> Drained:
-        """Take a block server out of service: its sessions move to another replica, or may finish for `timeout` seconds and are parked then.
+        """Take a block server out of service: its sessions move to another replica, or may finish
+        for `timeout` seconds and are parked then.
 
-        Returns what became of them once none runs there; `progress` hears how it gets on. It keeps its weights until `undrain`. ZrtError as
-        Drain in messages/client.py says.
+        Returns what became of them once none runs there; `progress` hears how it gets on. It keeps
+        its weights until `undrain`. ZrtError as Drain in messages/client.py says.
         """
         request = Drain(id=self.next_id(), name=name, timeout_ms=round(timeout * 1000))
         with Events(self, request.id) as events:
@@ -207,16 +218,19 @@ class Client(Connection):
                     progress(event)
 
     async def undrain(self, name: str) -> None:
-        """Let a draining or drained block server serve again, once it has loaded if it lost a part meanwhile.
+        """Let a draining or drained block server serve again, once it has loaded if it lost a part
+        meanwhile.
 
         ZrtError bad_request: there is none of this name, or it is neither.
         """
         await self._ask(Undrain(id=self.next_id(), name=name))
 
     async def down(self, timeout: float = LEAVE_S) -> None:
-        """Bring the cluster down, `timeout` seconds from now if sessions run for so long. Returns when its coordinator, the last to go, is gone.
+        """Bring the cluster down, `timeout` seconds from now if sessions run for so long. Returns
+        when its coordinator, the last to go, is gone.
 
-        A second call, by whomever, does not wait for sessions. ZrtError deadline: DOWN_S later it is still there.
+        A second call, by whomever, does not wait for sessions. ZrtError deadline: DOWN_S later it
+        is still there.
         """
         await self._ask(Down(id=self.next_id(), timeout_ms=round(timeout * 1000)))
         try:

@@ -1,4 +1,5 @@
-"""A client's connection to a coordinator, made again when it breaks, and the requests that are open over it."""
+"""A client's connection to a coordinator, made again when it breaks, and the requests that are open
+over it."""
 
 import asyncio
 import secrets
@@ -18,16 +19,20 @@ from zrt.runtime.wire.limits import MAX_CLIENT_FRAME
 
 CONNECT_S: Final = 5.0
 SILENCE_S: Final = 10.0
-"""A cluster says something about every live request once a second; after this long without a word it counts as lost."""
+"""A cluster says something about every live request once a second; after this long without a word
+it counts as lost."""
 STALL_S: Final = 5.0
-"""After this long without a word another connection is tried: this one may be dead without our having been told."""
+"""After this long without a word another connection is tried: this one may be dead without our
+having been told."""
 
 UNREAD_BYTES: Final = 64 << 10
-"""Of a client that is stopped lie in its kernel: the cluster sees no sooner that it takes nothing, and computes on for it until then."""
+"""Of a client that is stopped lie in its kernel: the cluster sees no sooner that it takes nothing,
+and computes on for it until then."""
 
 
 class Connection:
-    """To the coordinator at `endpoint`, while the context manager is entered. ZrtError coordinator_lost when it is not there."""
+    """To the coordinator at `endpoint`, while the context manager is entered. ZrtError
+    coordinator_lost when it is not there."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -94,7 +99,7 @@ class Connection:
         for events in self.open.values():
             events.fail(error)
 
-    # ---- for whoever makes requests ---------------------------------------------------------------------------------
+    # ---- for whoever makes requests --------------------------------------------------------------
 
     def next_id(self) -> str:
         self._serial += 1
@@ -102,7 +107,8 @@ class Connection:
 
     @contextmanager
     def watched(self, fn: Callable[[bool], None]) -> Iterator[None]:
-        """Meanwhile `fn(False)` is called when the connection breaks, `fn(True)` when there is one again."""
+        """Meanwhile `fn(False)` is called when the connection breaks, `fn(True)` when there is one
+        again."""
         self._watchers.append(fn)
         if not self.connected:
             fn(False)
@@ -112,7 +118,8 @@ class Connection:
             self._watchers.remove(fn)
 
     async def there(self) -> None:
-        """Wait for the connection, should it be broken just now. ZrtError coordinator_lost: it cannot be made again."""
+        """Wait for the connection, should it be broken just now. ZrtError coordinator_lost: it
+        cannot be made again."""
         if self._link.closed:
             raise self.broken()
         try:
@@ -124,7 +131,7 @@ class Connection:
     def send(self, request: ClientRequest) -> None:
         self._link.send([encode_client(request)])
 
-    # ---- what the link says -----------------------------------------------------------------------------------------
+    # ---- what the link says ----------------------------------------------------------------------
 
     def _on_up(self, link: Link) -> None:
         self._down.clear()
@@ -149,7 +156,8 @@ class Connection:
             fn(False)
 
     def _renew_if_stalled(self) -> None:
-        """Nothing came for STALL_S: if that is how long this connection has been there, try another."""
+        """Nothing came for STALL_S: if that is how long this connection has been there, try
+        another."""
         if self._link.up and asyncio.get_running_loop().time() - self._up_since >= STALL_S:
             self._link.renew()
 
@@ -170,9 +178,11 @@ class Connection:
 
 
 class Events:
-    """The events of one open request, in order. `abandon`: the request goes on at the cluster until it is cancelled. `again()` is what to say
-    over a new connection; without it the request ends with its connection. `note(event)` hears of each at once, and is false for one
-    that nobody need hear of. `patience`: seconds without a word after which the cluster counts as lost, SILENCE_S at least.
+    """The events of one open request, in order. `abandon`: the request goes on at the cluster until
+    it is cancelled. `again()` is what to say over a new connection; without it the request ends
+    with its connection. `note(event)` hears of each at once, and is false for one that nobody need
+    hear of. `patience`: seconds without a word after which the cluster counts as lost, SILENCE_S at
+    least.
     """
 
     def __init__(
@@ -229,7 +239,8 @@ class Events:
                 self.fail(error)
 
     async def next(self) -> ClientEvent:
-        """The next event; an `error` event is raised. ZrtError coordinator_lost: the connection broke for good, or nothing comes over it."""
+        """The next event; an `error` event is raised. ZrtError coordinator_lost: the connection
+        broke for good, or nothing comes over it."""
         loop = asyncio.get_running_loop()
         waited = 0.0
         while not self._waiting:

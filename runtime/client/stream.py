@@ -1,4 +1,5 @@
-"""A generation as its client hears it: in order, nothing lost and nothing twice, through connections that break."""
+"""A generation as its client hears it: in order, nothing lost and nothing twice, through
+connections that break."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -20,7 +21,8 @@ from zrt.runtime.messages.client import (
 )
 
 LATE_S: Final = 5.0
-"""How much longer than its lease a session is worth a connection: whoever comes too late should hear just that."""
+"""How much longer than its lease a session is worth a connection: whoever comes too late should
+hear just that."""
 
 
 @dataclass(slots=True)
@@ -35,10 +37,11 @@ class _Heard:
 
 
 class Stream:
-    """One generation. Iterate over it for pieces, or call `next_event` for everything that is said; then read `finished`.
+    """One generation. Iterate over it for pieces, or call `next_event` for everything that is said;
+    then read `finished`.
 
-    The request is sent by the first of these. Leaving it early (`aclose`, or the end of the client) cancels the session. `accepted` and
-    `progress` are the last ones heard, of whatever answer.
+    The request is sent by the first of these. Leaving it early (`aclose`, or the end of the client)
+    cancels the session. `accepted` and `progress` are the last ones heard, of whatever answer.
     """
 
     def __init__(self, connection: Connection, request: Generate) -> None:
@@ -75,7 +78,8 @@ class Stream:
         return max(SILENCE_S, self._events.patience)
 
     async def next_event(self) -> Accepted | Progress | Piece | Finished:
-        """What the cluster says next. ZrtError: the kind of the error that ended the generation; internal after its end."""
+        """What the cluster says next. ZrtError: the kind of the error that ended the generation;
+        internal after its end."""
         if self._state == "over":
             raise ZrtError("internal", "the generation is over")
         try:
@@ -131,7 +135,8 @@ class Stream:
         return True
 
     def _again(self) -> list[ClientRequest]:
-        """Over a new connection: go on with each answer. Before all were accepted nothing has been heard of any: ask anew."""
+        """Over a new connection: go on with each answer. Before all were accepted nothing has been
+        heard of any: ask anew."""
         id_ = self._request.id
         if len(self._heard) == self._request.n:
             left = [heard for heard in self._heard.values() if not heard.over]

@@ -1,4 +1,5 @@
-"""What is wrong with a cluster file that no value of it has by itself, before the model is known. Pure."""
+"""What is wrong with a cluster file that no value of it has by itself, before the model is known.
+Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -95,7 +96,8 @@ def _lends(stages: Stages) -> list[str]:
 
 
 def _workers(stages: Stages, names: Sequence[str], *, sure: bool) -> list[str]:
-    """Who is lent to and is not there, and who is there for nothing; the latter if it is `sure` that these are all stages."""
+    """Who is lent to and is not there, and who is there for nothing; the latter if it is `sure`
+    that these are all stages."""
     several = sorted({name for name in names if names.count(name) > 1})
     names = list(dict.fromkeys(names))
     wrong = [

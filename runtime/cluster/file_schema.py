@@ -1,4 +1,5 @@
-"""A cluster file (conf/*.toml) as Structs, which file_loader.py reads: a table each, with its settings and their defaults."""
+"""A cluster file (conf/*.toml) as Structs, which file_loader.py reads: a table each, with its
+settings and their defaults."""
 
 import re
 from typing import Annotated, Final, Literal
@@ -35,11 +36,13 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     insecure: bool = False
     """Listen beyond this machine although nothing is encrypted and anybody may talk."""
     advertise: str | None = None
-    """What others reach the coordinator by, where that is not what it listens on; a port it leaves out is that of `listen`."""
+    """What others reach the coordinator by, where that is not what it listens on; a port it leaves
+    out is that of `listen`."""
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What is served: a demo name, a folder or a hub id; `context` is the longest session in tokens."""
+    """What is served: a demo name, a folder or a hub id; `context` is the longest session in
+    tokens."""
 
     ref: Annotated[str, msgspec.Meta(min_length=1)]
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -55,7 +58,8 @@ class LendSettings(msgspec.Struct, frozen=True):
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """A layer worker: a process of `zrt up`, or with `join` one that is started elsewhere by `zrt worker --name NAME`."""
+    """A layer worker: a process of `zrt up`, or with `join` one that is started elsewhere by `zrt
+    worker --name NAME`."""
 
     name: Name
     join: bool = False
@@ -66,9 +70,11 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """One stage of the pipeline. Blocks are planned where not pinned; `threads` None means every core.
+    """One stage of the pipeline. Blocks are planned where not pinned; `threads` None means every
+    core.
 
-    `memory` is the most each replica may take, in bytes: weights, KV and the process itself. None means what there is.
+    `memory` is the most each replica may take, in bytes: weights, KV and the process itself. None
+    means what there is.
     """
 
     blocks: Blocks | None = None
@@ -77,16 +83,20 @@ class Stage(msgspec.Struct, frozen=True):
     threads: AtLeastOne | None = None
     memory: int | None = None
     tp: AtLeastOne = 1
-    """Ranks that each block is split over, each a process of its own: on CUDA devices from `device` on."""
+    """Ranks that each block is split over, each a process of its own: on CUDA devices from `device`
+    on."""
     lend: tuple[LendSettings, ...] = ()
     backend: Literal["local", "layers"] = "local"
-    """With `layers`, workers that nothing is pinned to take blocks of it, as many as their memory and speed say."""
+    """With `layers`, workers that nothing is pinned to take blocks of it, as many as their memory
+    and speed say."""
     gpu_memory: Share = GPU_MEMORY
-    """The part of a CUDA device's memory that weights and KV may take; the rest is for a turn's own."""
+    """The part of a CUDA device's memory that weights and KV may take; the rest is for a turn's
+    own."""
 
 
 class Spares(msgspec.Struct, frozen=True):
-    """`count` blank block servers that take over any range of blocks that is lost; the rest as in Stage."""
+    """`count` blank block servers that take over any range of blocks that is lost; the rest as in
+    Stage."""
 
     count: AtLeastZero = 0
     device: str = "cpu"
@@ -101,7 +111,8 @@ class Kv(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """`chunk` in tokens (see Conf.chunk), `sessions` at once, `queue` of sessions that wait, `restarts` of an actor; the rest seconds."""
+    """`chunk` in tokens (see Conf.chunk), `sessions` at once, `queue` of sessions that wait,
+    `restarts` of an actor; the rest seconds."""
 
     chunk: AtLeastOne | None = None
     sessions: AtLeastOne = 64
@@ -112,13 +123,15 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """Where the coordinator answers GET /metrics and /healthz over HTTP; nowhere when empty. Port 0 lets the system pick one."""
+    """Where the coordinator answers GET /metrics and /healthz over HTTP; nowhere when empty. Port 0
+    lets the system pick one."""
 
     listen: str = ""
 
 
 class Log(msgspec.Struct, frozen=True):
-    """What processes log, from which level on: lines for people, or a JSON object a line. See logs.py."""
+    """What processes log, from which level on: lines for people, or a JSON object a line. See
+    logs.py."""
 
     level: Literal["debug", "info", "warning", "error"] = "warning"
     format: Literal["text", "json"] = "text"
@@ -141,7 +154,8 @@ class Conf(msgspec.Struct, frozen=True):
 
     @property
     def chunk(self) -> int:
-        """Tokens of a prompt that are run at once: by default what keeps a CPU, or GPUs, at work."""
+        """Tokens of a prompt that are run at once: by default what keeps a CPU, or GPUs, at
+        work."""
         if self.limits.chunk is not None:
             return self.limits.chunk
         return CHUNK if any(stage.device == "cpu" for stage in self.stages) else CHUNK_ON_GPU

@@ -10,8 +10,8 @@ from zrt.runtime.errors import ZrtError
 
 
 class GpuNeeds(msgspec.Struct, frozen=True):
-    """Bytes of weights and KV on one GPU, none where only spares are on it; `free_bytes` of `total_bytes` are free. Where there is no such GPU,
-    `fault` says so and these are 0."""
+    """Bytes of weights and KV on one GPU, none where only spares are on it; `free_bytes` of
+    `total_bytes` are free. Where there is no such GPU, `fault` says so and these are 0."""
 
     device: str
     needed_bytes: int
@@ -21,7 +21,8 @@ class GpuNeeds(msgspec.Struct, frozen=True):
 
 
 def gpu_needs(conf: Conf, found: Needs, memory: Callable[[str], tuple[int, int]]) -> tuple[GpuNeeds, ...]:
-    """Each GPU that the processes of `zrt up` are on; `memory` is free and in all, of a device. It may raise ZrtError unsupported."""
+    """Each GPU that the processes of `zrt up` are on; `memory` is free and in all, of a device. It
+    may raise ZrtError unsupported."""
     needed: dict[str, int] = {}
     for device, size in _held(conf, found):
         if device != "cpu":
@@ -30,7 +31,8 @@ def gpu_needs(conf: Conf, found: Needs, memory: Callable[[str], tuple[int, int]]
 
 
 def gpu_shortage(gpus: tuple[GpuNeeds, ...]) -> ZrtError | None:
-    """`unsupported` where a GPU is not there, `insufficient_vram` where it has too little free; a line for each. None: all fits."""
+    """`unsupported` where a GPU is not there, `insufficient_vram` where it has too little free; a
+    line for each. None: all fits."""
     missing = [gpu.fault for gpu in gpus if gpu.fault]
     short = [
         f"{gpu.device}: {in_words(gpu.needed_bytes)} are needed for weights and KV, and {in_words(gpu.free_bytes)} of "

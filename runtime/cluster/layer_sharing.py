@@ -1,8 +1,9 @@
-"""Who of a block server and its layer workers computes which blocks. Pure: numbers in, runs of blocks out.
+"""Who of a block server and its layer workers computes which blocks. Pure: numbers in, runs of
+blocks out.
 
-Blocks run one after the other, and each worker is one hop more, so that runs are as long as can be. Everybody takes blocks in proportion to
-their measured speed, at most as many as their memory holds; what the workers have no room for stays with the block server.
-The reserves are Cake's.
+Blocks run one after the other, and each worker is one hop more, so that runs are as long as can be.
+Everybody takes blocks in proportion to their measured speed, at most as many as their memory holds;
+what the workers have no room for stays with the block server. The reserves are Cake's.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ CPU_SHARE: Final = 0.20
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Somebody who can hold `layers` blocks besides those that are pinned; one token takes `layer_us` through each. The block server's own
-    name is empty."""
+    """Somebody who can hold `layers` blocks besides those that are pinned; one token takes
+    `layer_us` through each. The block server's own name is empty."""
 
     name: str
     layers: int
@@ -32,7 +33,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """`lends` in the order of their blocks; `lacking` blocks have no place, and then there are no lends but the pinned ones."""
+    """`lends` in the order of their blocks; `lacking` blocks have no place, and then there are no
+    lends but the pinned ones."""
 
     lends: tuple[Lend, ...]
     lacking: int = 0
@@ -43,14 +45,16 @@ class LayerPlan:
 
 
 def usable(free: int, total: int, device: str, most: int = 0) -> int:
-    """Bytes that layers may take of a device with `total` bytes, `free` of them free; at most `most`, if it is not 0."""
+    """Bytes that layers may take of a device with `total` bytes, `free` of them free; at most
+    `most`, if it is not 0."""
     reserve = max(CUDA_RESERVE, int(total * CUDA_SHARE)) if device.startswith("cuda") else int(total * CPU_SHARE)
     room = free - reserve
     return max(0, min(room, most) if most else room)
 
 
 def plan_layers(first: int, last: int, pinned: Sequence[Lend], holders: Sequence[Holder]) -> LayerPlan:
-    """Blocks first..last: the pinned runs as they are, the others shared out over the holders in their order, each one's together.
+    """Blocks first..last: the pinned runs as they are, the others shared out over the holders in
+    their order, each one's together.
 
     ZrtError bad_config: pinned runs overlap, or are not within the stage.
     """
@@ -85,7 +89,8 @@ def check_pins(first: int, last: int, pins: Sequence[Lend]) -> None:
 
 
 def shares(count: int, holders: Sequence[Holder]) -> list[int]:
-    """How many of `count` blocks each holder gets: in proportion to its speed, at most what it holds; fewer in all where they hold fewer.
+    """How many of `count` blocks each holder gets: in proportion to its speed, at most what it
+    holds; fewer in all where they hold fewer.
 
     By largest remainders among those with room, equal ones to the earlier holder.
     """

@@ -1,6 +1,8 @@
-"""What a cluster file asks of memory, stage by stage, against what there is. Pure: numbers in, numbers and words out.
+"""What a cluster file asks of memory, stage by stage, against what there is. Pure: numbers in,
+numbers and words out.
 
-A process takes its weights, its KV pool (in full, although its pages are touched only when sessions come) and what it is itself.
+A process takes its weights, its KV pool (in full, although its pages are touched only when sessions
+come) and what it is itself.
 """
 
 from collections.abc import Sequence
@@ -17,14 +19,16 @@ from zrt.runtime.models.checkpoint.layout import DTYPE_BYTES, PAGE_TOKENS, block
 from zrt.runtime.models.checkpoint.split import RankPart, kv_page_bytes, kv_pages, part_bytes
 
 BLOCK_SERVER_BYTES: Final = 448 << 20
-"""A block server besides weights, KV and activations: 350 MiB resident measured when blank (torch, and the compiler of the CPU kernels), 370 MiB
-at work, and more with more threads; the chunk it loads weights through is in it."""
+"""A block server besides weights, KV and activations: 350 MiB resident measured when blank (torch,
+and the compiler of the CPU kernels), 370 MiB at work, and more with more threads; the chunk it
+loads weights through is in it."""
 COORDINATOR_BYTES: Final = 128 << 20
 """80 MiB measured, and what a larger tokenizer takes."""
 
 
 class LentNeeds(msgspec.Struct, frozen=True):
-    """What a layer worker takes that blocks of a stage are pinned to; `joins`: of another machine's memory. `device` is not known of such a one."""
+    """What a layer worker takes that blocks of a stage are pinned to; `joins`: of another machine's
+    memory. `device` is not known of such a one."""
 
     worker: str
     blocks: str
@@ -47,8 +51,9 @@ class LentNeeds(msgspec.Struct, frozen=True):
 
 
 class StageNeeds(msgspec.Struct, frozen=True):
-    """One stage of the plan. Bytes and KV tokens are those of each replica, its `tp` ranks together, less those of the blocks it has `lent`;
-    `own` are the blocks that it keeps, `memory` is the most it may take, None without a limit."""
+    """One stage of the plan. Bytes and KV tokens are those of each replica, its `tp` ranks
+    together, less those of the blocks it has `lent`; `own` are the blocks that it keeps, `memory`
+    is the most it may take, None without a limit."""
 
     name: str
     blocks: Blocks
@@ -72,7 +77,8 @@ class StageNeeds(msgspec.Struct, frozen=True):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the machine's memory that it takes at least: another device has its own for weights and KV."""
+        """Bytes of the machine's memory that it takes at least: another device has its own for
+        weights and KV."""
         return self.total_bytes - self.lendable_bytes if self.device == "cpu" else self.process_bytes
 
     def __str__(self) -> str:
@@ -80,10 +86,12 @@ class StageNeeds(msgspec.Struct, frozen=True):
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """A cluster's plan in bytes: all stages, and the machine that runs them. `kv_tokens` is the room of the tightest stage; `spares_bytes` is
-    what the spares take while they are blank, and for weights and KV they have what the process leaves that they replace; `workers_bytes` is what
-    the layer workers of this machine take that nothing is pinned to, besides layers. `needed_bytes` is of this machine's memory, without
-    that of its GPUs, and without what layer workers may hold in place of a stage that takes help."""
+    """A cluster's plan in bytes: all stages, and the machine that runs them. `kv_tokens` is the
+    room of the tightest stage; `spares_bytes` is what the spares take while they are blank, and for
+    weights and KV they have what the process leaves that they replace; `workers_bytes` is what the
+    layer workers of this machine take that nothing is pinned to, besides layers. `needed_bytes` is
+    of this machine's memory, without that of its GPUs, and without what layer workers may hold in
+    place of a stage that takes help."""
 
     stages: tuple[StageNeeds, ...]
     context: int
@@ -96,8 +104,8 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 def wishes(conf: Conf, spec: ModelSpec) -> list[Wish]:
-    """What the stages of a cluster file ask of the plan. Where they say how much memory they may take, what it leaves for weights
-    is both their weight and their room; else they are equals."""
+    """What the stages of a cluster file ask of the plan. Where they say how much memory they may
+    take, what it leaves for weights is both their weight and their room; else they are equals."""
     found = []
     for stage in conf.stages:
         if stage.memory is None:
@@ -134,7 +142,8 @@ def needs(conf: Conf, spec: ModelSpec, ranges: list[Blocks], available: int) -> 
 
 
 def shortage(needs: Needs) -> ZrtError | None:
-    """`insufficient_memory` with the numbers, a line for each stage that lacks some and one for the machine; None if all fits."""
+    """`insufficient_memory` with the numbers, a line for each stage that lacks some and one for the
+    machine; None if all fits."""
     lacks = []
     for stage in needs.stages:
         if not stage.kv_tokens:
@@ -162,13 +171,15 @@ def shortage(needs: Needs) -> ZrtError | None:
 
 
 def block_server_bytes(conf: Conf, spec: ModelSpec, first: int, last: int) -> int:
-    """What a block server takes in all that holds these blocks, with as many ranks as any stage has."""
+    """What a block server takes in all that holds these blocks, with as many ranks as any stage
+    has."""
     processes = max(stage.tp for stage in conf.stages) * process_bytes(conf, spec)
     return shard_bytes(spec, first, last, conf.model.dtype) + conf.kv.bytes + processes
 
 
 def process_bytes(conf: Conf, spec: ModelSpec) -> int:
-    """What a block server takes beside weights and KV: itself, and the activations of its largest turn."""
+    """What a block server takes beside weights and KV: itself, and the activations of its largest
+    turn."""
     return BLOCK_SERVER_BYTES + turn_bytes(spec, conf.model.dtype, conf.chunk, conf.limits.sessions)
 
 

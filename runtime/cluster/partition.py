@@ -13,7 +13,8 @@ _RANGE: Final = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """A range of decoder layers by global index, both ends included. Raises ValueError if it is empty."""
+    """A range of decoder layers by global index, both ends included. Raises ValueError if it is
+    empty."""
 
     first: int
     last: int
@@ -43,7 +44,8 @@ class Blocks(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What is asked for one stage: the blocks it is pinned to, else its weight beside the other planned ones.
+    """What is asked for one stage: the blocks it is pinned to, else its weight beside the other
+    planned ones.
 
     `room` is the bytes it can hold; None is any number.
     """
@@ -54,13 +56,15 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stages: Sequence[Wish]) -> list[Blocks]:
-    """The blocks of each stage, in pipeline order: every stage at least one, every block exactly once.
+    """The blocks of each stage, in pipeline order: every stage at least one, every block exactly
+    once.
 
-    `block_bytes` holds the size of each block. The first stage also carries the embedding, the last one norm and head.
-    Pinned ranges stand as they are. Each run of planned stages shares the blocks between its pinned neighbours, so that
-    bytes come as near to the weights as whole blocks allow (for equal blocks: the method of largest remainders, equal
-    remainders to the earlier stage). Before that, as few bytes as can be are beyond what the stages have room for: there
-    are none if there is any such plan. Errors: bad_config, a line for each mistake.
+    `block_bytes` holds the size of each block. The first stage also carries the embedding, the last
+    one norm and head. Pinned ranges stand as they are. Each run of planned stages shares the blocks
+    between its pinned neighbours, so that bytes come as near to the weights as whole blocks allow
+    (for equal blocks: the method of largest remainders, equal remainders to the earlier stage).
+    Before that, as few bytes as can be are beyond what the stages have room for: there are none if
+    there is any such plan. Errors: bad_config, a line for each mistake.
     """
     count = len(block_bytes)
     if not stages:
@@ -90,8 +94,9 @@ def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stag
 
 
 def misfits(stages: Mapping[int, Blocks | None], count: int | None = None) -> list[str]:
-    """What no plan can mend, a line each: of stages by their number, from 1 on, with the blocks they are pinned to or None where those are to be
-    planned; for a model of `count` blocks, or before that is known. What follows on a number that is left out is not judged."""
+    """What no plan can mend, a line each: of stages by their number, from 1 on, with the blocks
+    they are pinned to or None where those are to be planned; for a model of `count` blocks, or
+    before that is known. What follows on a number that is left out is not judged."""
     wrong = []
     far: tuple[int, Blocks] | None = None  # of the pinned ones so far, that which reaches furthest
     free: int | None = 0  # planned stages since the last pinned one; None: not known
@@ -132,16 +137,17 @@ def _between(at: str, start: int, end: int, free: int | None, place: str) -> lis
 
 
 def _share(block_bytes: Sequence[int], fixed: Sequence[int], wishes: Sequence[Wish]) -> list[int]:
-    """How many of the blocks each stage gets: of the cuts that exceed the rooms least, the one that has the least squared
-    distance from the targets. `fixed` are the bytes that each stage holds besides blocks."""
+    """How many of the blocks each stage gets: of the cuts that exceed the rooms least, the one that
+    has the least squared distance from the targets. `fixed` are the bytes that each stage holds
+    besides blocks."""
     weights = [wish.weight for wish in wishes]
     targets = _targets(sum(block_bytes), sum(block_bytes) / len(block_bytes), fixed, weights)
     ends = [0]
     for size in block_bytes:
         ends.append(ends[-1] + size)
     count, stages = len(block_bytes), len(targets)
-    # best[n]: the least cost (excess, distance) of n blocks on the stages so far, and their sizes. Of equal costs the one
-    # found first stays: fewer blocks for the later stage
+    # best[n]: the least cost (excess, distance) of n blocks on the stages so far, and their sizes.
+    # Of equal costs the one found first stays: fewer blocks for the later stage
     best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [])}
     for stage, (target, wish) in enumerate(zip(targets, wishes, strict=True)):
         reached: dict[int, tuple[tuple[int, int], list[int]]] = {}
@@ -160,9 +166,11 @@ def _share(block_bytes: Sequence[int], fixed: Sequence[int], wishes: Sequence[Wi
 
 
 def _targets(total: int, block: float, fixed: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Bytes of blocks for each stage so that, with its fixed bytes, it holds its weight's part of all.
+    """Bytes of blocks for each stage so that, with its fixed bytes, it holds its weight's part of
+    all.
 
-    A stage whose fixed bytes alone leave less than one block gets one, and the others share the rest.
+    A stage whose fixed bytes alone leave less than one block gets one, and the others share the
+    rest.
     """
     sharing = set(range(len(fixed)))
     while sharing:

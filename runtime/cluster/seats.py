@@ -1,4 +1,5 @@
-"""The seats of a plan: which block servers hold which blocks, by whose name, and how a stage is cut in two. Pure."""
+"""The seats of a plan: which block servers hold which blocks, by whose name, and how a stage is cut
+in two. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,9 @@ from zrt.runtime.models.checkpoint.split import check_split
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A place in the plan: replica `replica` of stage `stage`, for blocks first..last, usually taken by the actor called `name`, with `tp`
-    ranks. What it lends is within; `helped`: it may lend more, to workers that join."""
+    """A place in the plan: replica `replica` of stage `stage`, for blocks first..last, usually
+    taken by the actor called `name`, with `tp` ranks. What it lends is within; `helped`: it may
+    lend more, to workers that join."""
 
     name: str
     stage: int
@@ -46,7 +48,8 @@ def spare_names(conf: Conf) -> list[str]:
 
 
 def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
-    """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config: a line for each thing that does not fit the model."""
+    """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config: a line
+    for each thing that does not fit the model."""
     dtype = conf.model.dtype
     wrong = []
     of_tp: dict[int, list[int]] = {}
@@ -89,7 +92,8 @@ def seats(ranges: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Se
 
 
 def cut_stage(seat: Seat, stage: int, cut: int) -> list[Seat]:
-    """What becomes of a seat when `stage` is cut before block `cut`: one of that stage becomes two, those behind it move on by one."""
+    """What becomes of a seat when `stage` is cut before block `cut`: one of that stage becomes two,
+    those behind it move on by one."""
     if seat.stage < stage:
         return [seat]
     if seat.stage > stage:

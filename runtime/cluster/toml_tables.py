@@ -1,4 +1,5 @@
-"""Tables of a TOML file as Structs, with every mistake collected in words rather than the first one raised."""
+"""Tables of a TOML file as Structs, with every mistake collected in words rather than the first one
+raised."""
 
 import difflib
 import re
@@ -20,7 +21,8 @@ _V = TypeVar("_V")
 
 @dataclass(frozen=True, slots=True)
 class Read(Generic[_T]):
-    """A table as it was read. The keys in `misread` are said, but not so that they could be read: they have their defaults here."""
+    """A table as it was read. The keys in `misread` are said, but not so that they could be read:
+    they have their defaults here."""
 
     table: _T
     misread: frozenset[str] = frozenset()
@@ -31,7 +33,8 @@ class Read(Generic[_T]):
 
 
 def read_table(kind: type[_T], table: object, at: str, readers: Readers, mistakes: list[str]) -> Read[_T] | None:
-    """`table` as `kind`, with what is wrong in it added to `mistakes`: None if it is no table, or a required key is not read."""
+    """`table` as `kind`, with what is wrong in it added to `mistakes`: None if it is no table, or a
+    required key is not read."""
     if not isinstance(table, dict):
         mistakes.append(f"{at} must be a table, not {shown(table)}")
         return None

@@ -1,4 +1,5 @@
-"""The devices of this machine, and the memory of each: of the machine for the CPU, its own for a GPU."""
+"""The devices of this machine, and the memory of each: of the machine for the CPU, its own for a
+GPU."""
 
 from contextlib import suppress
 
@@ -26,7 +27,8 @@ def device_memory(device: torch.device | str) -> tuple[int, int]:
 
 
 def device_lives(device: torch.device) -> bool:
-    """Whether it still does what it is told: after some errors a GPU does nothing more for this process, and says so at every call."""
+    """Whether it still does what it is told: after some errors a GPU does nothing more for this
+    process, and says so at every call."""
     if device.type == "cpu":
         return True
     for ask in (lambda: torch.cuda.current_stream(device).query(), lambda: torch.cuda.synchronize(device)):
@@ -37,7 +39,8 @@ def device_lives(device: torch.device) -> bool:
 
 
 def out_of_memory(error: BaseException) -> ZrtError | None:
-    """insufficient_memory or insufficient_vram, where that is what an exception of whatever kind says."""
+    """insufficient_memory or insufficient_vram, where that is what an exception of whatever kind
+    says."""
     if isinstance(error, torch.OutOfMemoryError):
         return ZrtError("insufficient_vram", str(error))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):

@@ -1,4 +1,5 @@
-"""A loaded shard at work: what the executor of a block server runs. One thread at a time; every call blocks.
+"""A loaded shard at work: what the executor of a block server runs. One thread at a time; every
+call blocks.
 
 The executor owns the engine, so the decoder and the KV cache are never touched by two threads.
 """
@@ -34,7 +35,8 @@ class _Unheard:
 
 
 class Holding:
-    """What a block server holds, for those that ask what it takes and gives, and what there is room for."""
+    """What a block server holds, for those that ask what it takes and gives, and what there is room
+    for."""
 
     def __init__(self, shard: Shard, cache: SessionCache) -> None:
         self.shard = shard
@@ -79,14 +81,16 @@ class Engine(Holding):
         self._unheard: _Unheard | None = None
         self._team = ThreadTuner()
         self.expecting = Expecting()
-        """What the device waits for when a turn is over. Whatever else has it do something is to stop that first."""
+        """What the device waits for when a turn is over. Whatever else has it do something is to
+        stop that first."""
 
     @property
     def hands_over(self) -> bool:
         return self.shard.device.type == "cuda" and self.shard.group is None
 
     def open(self, key: Hashable, length: int, names: Sequence[int] = (), prompt: int = 0) -> int:
-        """Make room for a session whose history has `length` tokens, in pages of these names; how many of them are held already.
+        """Make room for a session whose history has `length` tokens, in pages of these names; how
+        many of them are held already.
 
         Its first `prompt` tokens are what it began with; 0: all of them.
         """
@@ -103,7 +107,8 @@ class Engine(Holding):
         return self.cache.have(key) if key in self.cache else 0
 
     def truncate(self, key: Hashable, length: int) -> int:
-        """Hold at most so many tokens of a session; how many those are. `unknown_session` if it is not open."""
+        """Hold at most so many tokens of a session; how many those are. `unknown_session` if it is
+        not open."""
         self._settle()
         self.cache.rewind(key, length)
         return self.cache.have(key)
@@ -128,11 +133,11 @@ class Engine(Holding):
         self._rope_lengths.clear()
 
     def turn(self, works: Sequence[Work], threads: int | None = None, passing: Passing | None = None) -> TurnResult:
-        """Run the steps as one forward, on at most so many threads from now on (fewer beside a GPU, or where fewer decode faster); a step that
-        cannot run fails alone.
+        """Run the steps as one forward, on at most so many threads from now on (fewer beside a GPU,
+        or where fewer decode faster); a step that cannot run fails alone.
 
-        What is passed on, or begins with rows handed over, need not be computed when this returns; `stage_lost` is the fault of a step whose
-        rows never came.
+        What is passed on, or begins with rows handed over, need not be computed when this returns;
+        `stage_lost` is the fault of a step whose rows never came.
         """
         limit = threads or torch.get_num_threads()
         if self.shard.device.type == "cuda":
@@ -152,8 +157,8 @@ class Engine(Holding):
 
     @property
     def _tries(self) -> bool:
-        """Whether turns may go on fewer threads where that is faster. In float32 products are the same bit by bit on any number; in a group,
-        others' time is in ours."""
+        """Whether turns may go on fewer threads where that is faster. In float32 products are the
+        same bit by bit on any number; in a group, others' time is in ours."""
         return self.shard.device.type == "cpu" and self.shard.dtype == torch.float32 and self.shard.group is None
 
     def _turn(self, works: Sequence[Work], passing: Passing | None) -> TurnResult:
@@ -240,7 +245,8 @@ class Engine(Holding):
         begun: Callable[[Tensor], None] | None,
         told: Callable[[], None],
     ) -> Picking:
-        """What is made of the logits: on a GPU as much as it can pick itself. All ranks of a group must say the same here."""
+        """What is made of the logits: on a GPU as much as it can pick itself. All ranks of a group
+        must say the same here."""
         group = self.shard.group is not None
         alone = all(work.takes_best if group else work.takes_pick for work in works)
         knobs: list[tuple[float, ...]] = []
@@ -258,7 +264,8 @@ class Engine(Holding):
         return self.shard.is_last and self.shard.device.type == "cuda"
 
     def _settle(self) -> list[Work]:
-        """Wait until the device has done the last turn; its works whose rows never came, and whose sessions have gone back therefore."""
+        """Wait until the device has done the last turn; its works whose rows never came, and whose
+        sessions have gone back therefore."""
         unheard, self._unheard = self._unheard, None
         if unheard is None:
             return []
@@ -285,8 +292,9 @@ class Engine(Holding):
 
 
 def given_back(engines: Iterable[Holding], device: str) -> int:
-    """Bytes of a device that are free once these engines, all that this process has there, are dropped. A GPU's KV pools are taken whole; those
-    of the CPU as far as they have been written to."""
+    """Bytes of a device that are free once these engines, all that this process has there, are
+    dropped. A GPU's KV pools are taken whole; those of the CPU as far as they have been written
+    to."""
     place = torch.device(device)
     return torch.cuda.memory_reserved(place) if place.type == "cuda" else sum(engine.nbytes for engine in engines)
 
@@ -296,6 +304,7 @@ def _never_came() -> ZrtError:
 
 
 def _salted(names: Sequence[int], rope_length: int) -> list[int]:
-    """Names of pages, by what they hold: equal tokens rotated by another length are other numbers."""
+    """Names of pages, by what they hold: equal tokens rotated by another length are other
+    numbers."""
     salt = rope_length * 0x9E3779B97F4A7C15 % 2**64
     return [name ^ salt for name in names]

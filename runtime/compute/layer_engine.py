@@ -1,6 +1,8 @@
-"""The layers that a layer worker holds, and what its executor does with them. One thread at a time; every call blocks.
+"""The layers that a layer worker holds, and what its executor does with them. One thread at a time;
+every call blocks.
 
-Layers that are held together are one engine with one KV cache, and run as one. What runs them is all or nothing: if a step cannot run, none does.
+Layers that are held together are one engine with one KV cache, and run as one. What runs them is
+all or nothing: if a step cannot run, none does.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -23,7 +25,8 @@ Blocks = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What became of a batch: `output` [Σn, hidden], or None and the fault of each step that kept it from running. `have`: the tokens then held."""
+    """What became of a batch: `output` [Σn, hidden], or None and the fault of each step that kept
+    it from running. `have`: the tokens then held."""
 
     output: Tensor | None
     have: list[int]
@@ -42,7 +45,8 @@ def runs_of(layers: Sequence[int]) -> list[Blocks]:
 
 
 class LayerEngine:
-    """`engines` by the run each holds. They take and give hidden states [rows, `hidden`] of `dtype`."""
+    """`engines` by the run each holds. They take and give hidden states [rows, `hidden`] of
+    `dtype`."""
 
     def __init__(self, engines: dict[Blocks, Engine]) -> None:
         any_shard = next(iter(engines.values())).shard
@@ -50,7 +54,8 @@ class LayerEngine:
         self.hidden = any_shard.spec.hidden_size
         self._engines = engines
         self._asked: tuple[list[int], list[Engine]] = [], []
-        """The layers of the last operation, which are those of the next as a rule, and their engines."""
+        """The layers of the last operation, which are those of the next as a rule, and their
+        engines."""
 
     @classmethod
     def load(
@@ -65,7 +70,8 @@ class LayerEngine:
         sessions: int,
         device: str,
     ) -> "LayerEngine":
-        """Read the runs, layers alone: embedding, norm and head stay with the master. `kv_bytes` are shared out by their layers.
+        """Read the runs, layers alone: embedding, norm and head stay with the master. `kv_bytes`
+        are shared out by their layers.
 
         ZrtError as read_engine, and bad_request for a layer that the model lacks.
         """
@@ -92,7 +98,8 @@ class LayerEngine:
         )
 
     def chain(self, layers: Sequence[int]) -> list[Engine]:
-        """The engines that these layers, in this order, are. ZrtError bad_request: one is not held, or only as a part of more."""
+        """The engines that these layers, in this order, are. ZrtError bad_request: one is not held,
+        or only as a part of more."""
         if layers == self._asked[0]:
             return self._asked[1]
         engines, at = [], 0

@@ -1,4 +1,5 @@
-"""How long one block of a model takes on a device: measured, since nothing that is said of a device tells it."""
+"""How long one block of a model takes on a device: measured, since nothing that is said of a device
+tells it."""
 
 import time
 from typing import Final
@@ -21,11 +22,13 @@ KEY: Final = "measured"
 
 
 def layer_time(spec: ModelSpec, dtype: torch.dtype, device: str) -> int:
-    """Microseconds of one token through one block, the best of many, with weights drawn at random. ZrtError as read_engine.
+    """Microseconds of one token through one block, the best of many, with weights drawn at random.
+    ZrtError as read_engine.
 
-    The best, since whatever else the machine does meanwhile only adds to it. On a CPU with one thread as well: while others compute, threads
-    that wait for each other after every product can take 28 times as long, all the time (0.08 ms and 2.3 beside two processes of two threads on
-    two cores; one thread 0.08 to 0.11), which says nothing of how fast the machine is.
+    The best, since whatever else the machine does meanwhile only adds to it. On a CPU with one
+    thread as well: while others compute, threads that wait for each other after every product can
+    take 28 times as long, all the time (0.08 ms and 2.3 beside two processes of two threads on two
+    cores; one thread 0.08 to 0.11), which says nothing of how fast the machine is.
     """
     block = spec.num_blocks // 2
     engine = read_engine(

@@ -1,6 +1,8 @@
-"""Engines as they are made: from a model's files, or with random weights, for the blocks and the device that they are asked for.
+"""Engines as they are made: from a model's files, or with random weights, for the blocks and the
+device that they are asked for.
 
-The weights are read, the KV pool is allocated, and on a GPU the graphs are captured. Every call blocks.
+The weights are read, the KV pool is allocated, and on a GPU the graphs are captured. Every call
+blocks.
 """
 
 import gc
@@ -38,7 +40,8 @@ def load_engine(
     captured: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool],
 ) -> Engine:
-    """Read the assignment's shard from `folder` and allocate its KV pool; of a `group`, this rank's part of both.
+    """Read the assignment's shard from `folder` and allocate its KV pool; of a `group`, this rank's
+    part of both.
 
     `progress(bytes read, bytes in all)`; on a GPU, then, `captured(graphs, graphs in all)`.
     ZrtError: bad_model, unsupported, bad_config, insufficient_memory, cancelled.
@@ -83,7 +86,8 @@ def read_engine(
     captured: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Engine:
-    """As `load_engine`, from a source that is open; `kv_bytes` are this process's own, `ends` and `table` as `Shard.load` has them."""
+    """As `load_engine`, from a source that is open; `kv_bytes` are this process's own, `ends` and
+    `table` as `Shard.load` has them."""
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
         _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, gpu_memory, group)
@@ -137,7 +141,8 @@ def engine_of_ends(
     sessions: int,
     table: Linear | None = None,
 ) -> Engine:
-    """No blocks, but what of the model's ends is asked for, on the CPU: what stands before block `place`, where others run all blocks.
+    """No blocks, but what of the model's ends is asked for, on the CPU: what stands before block
+    `place`, where others run all blocks.
 
     It holds no KV, and counts `pages` of it, so that it takes the sessions that they take.
     """
@@ -155,7 +160,8 @@ def _check_gpu(
     gpu_memory: float,
     group: Collectives | None,
 ) -> None:
-    """`unsupported` where this device or group cannot serve; `insufficient_vram` when weights and KV are more than the budget or what is free."""
+    """`unsupported` where this device or group cannot serve; `insufficient_vram` when weights and
+    KV are more than the budget or what is free."""
     check_device(device)
     torch.cuda.set_device(device)
     gc.collect()  # what an engine before this one held is free, and not only torch's

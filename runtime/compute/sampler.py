@@ -1,9 +1,10 @@
 """Choosing the next token from logits.
 
-The order is that of transformers' `generate`: logit bias, repetition penalty, minimum length; then temperature, top-k, top-p, min-p. What
-transformers lacks, OpenAI's presence and frequency penalties, stands after the repetition penalty, as in vLLM. A draw depends on the
-logits, the options, the session's history and (seed, position) alone: there is no generator state, so a replay picks the same tokens
-whatever the batch or the cut.
+The order is that of transformers' `generate`: logit bias, repetition penalty, minimum length; then
+temperature, top-k, top-p, min-p. What transformers lacks, OpenAI's presence and frequency
+penalties, stands after the repetition penalty, as in vLLM. A draw depends on the logits, the
+options, the session's history and (seed, position) alone: there is no generator state, so a replay
+picks the same tokens whatever the batch or the cut.
 """
 
 import hashlib
@@ -38,10 +39,11 @@ GREEDY: Final = (0.0, 0.0, 1.0, 0.0, 0.0)
 
 
 class Sampler:
-    """Picks one session's tokens, one after the other. Made for one epoch: it starts from the history as it is then.
+    """Picks one session's tokens, one after the other. Made for one epoch: it starts from the
+    history as it is then.
 
-    `tokens` is that history, of which the first `prompt_length` are the prompt; `eos` are the ids that end the generation. They may be
-    left out where no penalty and no minimum length needs them.
+    `tokens` is that history, of which the first `prompt_length` are the prompt; `eos` are the ids
+    that end the generation. They may be left out where no penalty and no minimum length needs them.
     """
 
     def __init__(
@@ -53,7 +55,8 @@ class Sampler:
         eos: Sequence[int] = (),
         vocab: int = sys.maxsize,
     ) -> None:
-        """ZrtError bad_request: an id outside of the vocabulary, or a prompt longer than the history."""
+        """ZrtError bad_request: an id outside of the vocabulary, or a prompt longer than the
+        history."""
         self.options = options
         penalised = bool(options.repetition_penalty != 1 or options.presence_penalty or options.frequency_penalty)
         self.greedy = options.temperature == 0
@@ -75,19 +78,21 @@ class Sampler:
 
     @property
     def plain(self) -> bool:
-        """Whether logits alone say what it picks, and nothing else is asked of them: a device can do that (batch_sampler.py)."""
+        """Whether logits alone say what it picks, and nothing else is asked of them: a device can
+        do that (batch_sampler.py)."""
         return not self.adjusts and self.options.logprobs is None
 
     def knobs(self, position: int) -> tuple[float, ...]:
-        """What a device needs to pick the token at `position`: temperature, top_k, top_p, min_p, and where in [0, 1) the draw falls. Of one
-        that is not plain, those of a greedy one."""
+        """What a device needs to pick the token at `position`: temperature, top_k, top_p, min_p,
+        and where in [0, 1) the draw falls. Of one that is not plain, those of a greedy one."""
         options = self.options
         if self.greedy or not self.plain:
             return GREEDY
         return options.temperature, options.top_k, options.top_p, options.min_p, uniform(options.seed, position)
 
     def adjust(self, logits: Tensor, position: int) -> Tensor:
-        """Logits float32 [vocab] with bias, penalties and minimum length applied; those given are left as they are."""
+        """Logits float32 [vocab] with bias, penalties and minimum length applied; those given are
+        left as they are."""
         if not self.adjusts:
             return logits
         if logits.device != self._device:
@@ -102,7 +107,8 @@ class Sampler:
         return scores
 
     def pick(self, logits: Tensor, position: int) -> int:
-        """The token at `position`, from logits float32 [vocab]. ZrtError internal: what is asked for leaves no finite logit."""
+        """The token at `position`, from logits float32 [vocab]. ZrtError internal: what is asked
+        for leaves no finite logit."""
         scores = self.adjust(logits, position)
         best, token = (part.item() for part in scores.max(dim=0))
         if not math.isfinite(best):
@@ -134,13 +140,14 @@ def pick(
     *,
     drawn: bool = False,
 ) -> list[Picked | ZrtError]:
-    """One token a row of logits float32 [rows, vocab]. `positions` are those of the tokens being chosen, counted from 0 in their sequence.
+    """One token a row of logits float32 [rows, vocab]. `positions` are those of the tokens being
+    chosen, counted from 0 in their sequence.
 
-    `best`, if it is known, is float64 [2, rows]: the greatest logit of each row and its token, or with `drawn` the token that a plain sampler
-    picks.
+    `best`, if it is known, is float64 [2, rows]: the greatest logit of each row and its token, or
+    with `drawn` the token that a plain sampler picks.
 
-    A row whose greatest logit is not finite (the model overflowed, or what its sampler does to it) gets the error `internal` in place of a token;
-    the others their tokens.
+    A row whose greatest logit is not finite (the model overflowed, or what its sampler does to it)
+    gets the error `internal` in place of a token; the others their tokens.
     """
     if best is None:
         best, drawn = torch.stack([part.double() for part in logits.max(dim=1)]), False
@@ -170,7 +177,8 @@ def _not_finite() -> ZrtError:
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
-    """Of each row of logits float32 [rows, vocab]: the log-probability of its token, and those of its `counts[row]` likeliest."""
+    """Of each row of logits float32 [rows, vocab]: the log-probability of its token, and those of
+    its `counts[row]` likeliest."""
     scores = logits.double().log_softmax(dim=1)
     chosen = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None]).squeeze(1).tolist()
     top = scores.topk(min(max(counts), scores.shape[1]), dim=1)
@@ -182,7 +190,8 @@ def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> li
 
 
 def restrict(logits: Tensor, options: Sampling) -> tuple[Tensor, Tensor]:
-    """The tokens that may be drawn from logits [vocab], in the order of their ids, and their probabilities (float64, sum 1).
+    """The tokens that may be drawn from logits [vocab], in the order of their ids, and their
+    probabilities (float64, sum 1).
 
     All restrictions are thresholds, so tokens of equal logits are kept or dropped together.
     """
@@ -206,7 +215,8 @@ def uniform(seed: int, position: int) -> float:
 
 
 class _History:
-    """One session's tokens on the device of its logits, growing. Tokens that occur twice are there twice."""
+    """One session's tokens on the device of its logits, growing. Tokens that occur twice are there
+    twice."""
 
     def __init__(self, tokens: Sequence[int], prompt_length: int) -> None:
         self._tokens = torch.tensor(tokens, dtype=torch.int64)
@@ -223,7 +233,8 @@ class _History:
         self._tokens = self._tokens.to(device)
 
     def penalise(self, scores: Tensor, options: Sampling) -> None:
-        """Change `scores` in place. Writing by index is exact though indices repeat: all occurrences write the same value."""
+        """Change `scores` in place. Writing by index is exact though indices repeat: all
+        occurrences write the same value."""
         seen = self._tokens[: self._length]
         if options.repetition_penalty != 1:
             held = scores[seen]
@@ -243,7 +254,8 @@ def _check(what: str, ids: Iterable[int], vocab: int) -> None:
 
 
 def _nucleus(scores: Tensor, top_p: float) -> float:
-    """The least score of top-p: a token stays while the tokens before it, by falling probability, hold less than `top_p`."""
+    """The least score of top-p: a token stays while the tokens before it, by falling probability,
+    hold less than `top_p`."""
     log_total = scores.logsumexp(dim=0)
     for count in (*(guess for guess in TOP_P_GUESSES if guess < len(scores)), len(scores)):
         falling = scores.topk(count).values
@@ -255,7 +267,8 @@ def _nucleus(scores: Tensor, top_p: float) -> float:
 
 
 def _draw(probabilities: Tensor, u: float) -> int:
-    """The inverse of the cumulative distribution at `u`. In the order of token ids, where a rounding error moves an edge but swaps no two."""
+    """The inverse of the cumulative distribution at `u`. In the order of token ids, where a
+    rounding error moves an edge but swaps no two."""
     cumulative = probabilities.cumsum(0)
     index = torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True)
     return min(int(index), len(probabilities) - 1)

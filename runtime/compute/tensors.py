@@ -1,7 +1,9 @@
-"""Tensors as bytes on the wire: numbers in little-endian order, rows after rows, without copies where none are needed.
+"""Tensors as bytes on the wire: numbers in little-endian order, rows after rows, without copies
+where none are needed.
 
-Between two turns a row or so goes each way, through code that the weights have driven out of the caches meanwhile: then every operation of torch
-or numpy takes 25 to 50 us, as much as a message. So a few rows are copied from memory to memory, by none of them.
+Between two turns a row or so goes each way, through code that the weights have driven out of the
+caches meanwhile: then every operation of torch or numpy takes 25 to 50 us, as much as a message. So
+a few rows are copied from memory to memory, by none of them.
 """
 
 import math
@@ -52,7 +54,8 @@ _ARRAYS: Final[Mapping[torch.dtype, Any]] = {
     kind: torch.empty(0, dtype=_BITS.get(kind, kind)).numpy().dtype for kind in {*RAW, *DTYPES.values()}
 }
 
-# Tensors made from received bytes share read-only memory and are never written to. torch warns of that once a process: now, unheard.
+# Tensors made from received bytes share read-only memory and are never written to. torch warns of
+# that once a process: now, unheard.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)
     torch.from_numpy(np.frombuffer(b"0", np.uint8))
@@ -71,8 +74,8 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def to_bytes(tensor: Tensor, dtype: str | None = None) -> memoryview:
     """The bytes of a tensor, first converted to `dtype` where one is given.
 
-    Where it is contiguous, on the CPU, of that dtype and larger than COPIED, the view shares its memory, which must not be written to while the
-    bytes are in use.
+    Where it is contiguous, on the CPU, of that dtype and larger than COPIED, the view shares its
+    memory, which must not be written to while the bytes are in use.
     """
     if dtype is not None:
         tensor = as_dtype(tensor, DTYPES[dtype])
@@ -91,7 +94,8 @@ def to_bytes(tensor: Tensor, dtype: str | None = None) -> memoryview:
 
 
 def from_bytes(buffer: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Tensor:
-    """The tensor that lies in a buffer; it shares the buffer's memory (so do not write to it) unless that is not aligned to its numbers.
+    """The tensor that lies in a buffer; it shares the buffer's memory (so do not write to it)
+    unless that is not aligned to its numbers.
 
     `bad_request` for a dtype not in `DTYPES`, or a shape that does not fit the buffer's size.
     """
@@ -102,22 +106,26 @@ def from_bytes(buffer: bytes | bytearray | memoryview, dtype: str, shape: Sequen
 
 
 def to_raw(tensor: Tensor) -> RawTensor:
-    """A tensor as Cake's messages carry it; shares memory as `to_bytes`. `bad_request` for a dtype that has no tag."""
+    """A tensor as Cake's messages carry it; shares memory as `to_bytes`. `bad_request` for a dtype
+    that has no tag."""
     return RawTensor(to_bytes(tensor), _tag(tensor.dtype), list(tensor.shape))
 
 
 def rows_to_raw(rows: Tensor) -> RawTensor:
-    """Hidden states [n, hidden] as an operation carries them, [1, n, hidden]; otherwise as `to_raw`."""
+    """Hidden states [n, hidden] as an operation carries them, [1, n, hidden]; otherwise as
+    `to_raw`."""
     return RawTensor(to_bytes(rows), _tag(rows.dtype), [1, *rows.shape])
 
 
 def from_raw(raw: RawTensor | WireTensor) -> Tensor:
-    """The tensor of a message, sharing its memory as `from_bytes`. `bad_request`: an unknown tag, or a shape that does not fit the data."""
+    """The tensor of a message, sharing its memory as `from_bytes`. `bad_request`: an unknown tag,
+    or a shape that does not fit the data."""
     return _shared(raw.data, _kind(raw), raw.shape)
 
 
 def rows_from_raw(raw: RawTensor | WireTensor) -> Tensor:
-    """Hidden states [n, hidden] of a message whose shape is [1, n, hidden]. `bad_request` as `from_raw`, and for another shape."""
+    """Hidden states [n, hidden] of a message whose shape is [1, n, hidden]. `bad_request` as
+    `from_raw`, and for another shape."""
     if len(raw.shape) != 3 or raw.shape[0] != 1:
         raise ZrtError("bad_request", f"expected a shape [1, n, hidden], got {raw.shape}")
     return _shared(raw.data, _kind(raw), raw.shape[1:])
@@ -131,7 +139,8 @@ def _tag(kind: torch.dtype) -> int:
 
 
 class Rows:
-    """Hidden states [n, hidden] of one message after another, in memory of their own as long as they are few and of one shape."""
+    """Hidden states [n, hidden] of one message after another, in memory of their own as long as
+    they are few and of one shape."""
 
     def __init__(self) -> None:
         self._of: tuple[int, list[int]] = -1, []

@@ -1,8 +1,11 @@
-"""How many threads a turn of decodes runs on: as many as it may, unless fewer are faster just then. Pure: seconds in, numbers out.
+"""How many threads a turn of decodes runs on: as many as it may, unless fewer are faster just then.
+Pure: seconds in, numbers out.
 
-The threads of a turn wait for each other after every product. If another process has one of their cores, all of them wait until the one that was
-put off runs again, a scheduler's slice each time: beside one busy process, two threads on two cores can take five times as long for a token as
-one. Nothing but the time of the turns themselves tells it, so now and then some turns are tried on other numbers of threads.
+The threads of a turn wait for each other after every product. If another process has one of their
+cores, all of them wait until the one that was put off runs again, a scheduler's slice each time:
+beside one busy process, two threads on two cores can take five times as long for a token as one.
+Nothing but the time of the turns themselves tells it, so now and then some turns are tried on other
+numbers of threads.
 """
 
 from collections import deque
@@ -11,19 +14,23 @@ from statistics import median_low
 from typing import Final
 
 WINDOW: Final = 8
-"""Turns that tell the usual time, by their lower median: a few hiccups say nothing, nor do the longer ones where long and short ones alternate."""
+"""Turns that tell the usual time, by their lower median: a few hiccups say nothing, nor do the
+longer ones where long and short ones alternate."""
 FASTER: Final = 0.85
-"""A turn of a trial speaks for it if it takes less than this part of the usual time. Three that do decide for it, two that do not against it."""
+"""A turn of a trial speaks for it if it takes less than this part of the usual time. Three that do
+decide for it, two that do not against it."""
 SLOWER: Final = 2.0
 """So does one alone that takes this many times the usual time."""
 REST_TURNS: Final = 100
-"""Between two trials lies the time of so many turns, or so many times what the last one cost, if that is more."""
+"""Between two trials lies the time of so many turns, or so many times what the last one cost, if
+that is more."""
 
 
 @dataclass(slots=True)
 class _Kind:
-    """Turns of about the same rows, on `size` threads; `rest` is the time until others are tried. In a trial (0: there is none) so many turns were
-    `faster`, so many not, and `cost` is what they took beyond the usual time. All times are in seconds."""
+    """Turns of about the same rows, on `size` threads; `rest` is the time until others are tried.
+    In a trial (0: there is none) so many turns were `faster`, so many not, and `cost` is what they
+    took beyond the usual time. All times are in seconds."""
 
     size: int
     trial: int = 0
@@ -65,7 +72,8 @@ class _Kind:
 
 
 class ThreadTuner:
-    """`size` says how many threads the next turn takes, `took` how long it lasted. A turn that is not told of changes nothing."""
+    """`size` says how many threads the next turn takes, `took` how long it lasted. A turn that is
+    not told of changes nothing."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[int, int], _Kind] = {}

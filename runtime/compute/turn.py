@@ -13,12 +13,13 @@ from zrt.runtime.messages.header import HandedOver
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One step of a turn: `rows` are token ids int64 [n] on the first stage, hidden states [n, hidden] elsewhere; on a GPU they may be ones
-    that another process hands over.
+    """One step of a turn: `rows` are token ids int64 [n] on the first stage, hidden states [n,
+    hidden] elsewhere; on a GPU they may be ones that another process hands over.
 
-    With a `sampler`, the last stage picks the token that follows the step's last one; with `logits`, it returns that position's logits.
-    `best`: somebody else picks the token that follows, and takes the greatest logit's.
-    A session that nobody opened is made where its first step, of `opens` tokens in all, begins.
+    With a `sampler`, the last stage picks the token that follows the step's last one; with
+    `logits`, it returns that position's logits. `best`: somebody else picks the token that follows,
+    and takes the greatest logit's. A session that nobody opened is made where its first step, of
+    `opens` tokens in all, begins.
     """
 
     key: Hashable
@@ -49,10 +50,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one step. `have` is what the stage holds afterwards. With a `fault` nothing of it happened.
+    """What became of one step. `have` is what the stage holds afterwards. With a `fault` nothing of
+    it happened.
 
-    `first` is the step's first row in the turn's output, -1 if it has none. `picked` is the token that was asked for, or why there is none
-    although the step ran.
+    `first` is the step's first row in the turn's output, -1 if it has none. `picked` is the token
+    that was asked for, or why there is none although the step ran.
     """
 
     have: int
@@ -68,10 +70,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """`output`: hidden states [Σn, hidden] of the steps that ran, or float32 logits [k, vocab] of those that asked for them.
+    """`output`: hidden states [Σn, hidden] of the steps that ran, or float32 logits [k, vocab] of
+    those that asked for them.
 
-    `handed` says where the hidden states lie if they were handed over instead: the device may not have computed them yet. `lent_us` is what
-    hops to layer workers took of the turn.
+    `handed` says where the hidden states lie if they were handed over instead: the device may not
+    have computed them yet. `lent_us` is what hops to layer workers took of the turn.
     """
 
     outcomes: list[Outcome]
@@ -82,9 +85,11 @@ class TurnResult:
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """Where a turn's results go while it runs, on a GPU: hidden states to `outlet`, or the greatest logits' tokens, int64 [steps that ran].
+    """Where a turn's results go while it runs, on a GPU: hidden states to `outlet`, or the greatest
+    logits' tokens, int64 [steps that ran].
 
-    `begun` is told, in the executor, where the tokens will lie, before anybody knows them, and which of the turn's works they follow.
+    `begun` is told, in the executor, where the tokens will lie, before anybody knows them, and
+    which of the turn's works they follow.
     """
 
     outlet: Outlet
@@ -93,9 +98,11 @@ class Passing:
 
 @dataclass(frozen=True, slots=True)
 class BatchStep:
-    """The forward of tokens `[seq_pos, seq_pos + n)` of one session. On the last stage `logits` asks for those of its last token.
+    """The forward of tokens `[seq_pos, seq_pos + n)` of one session. On the last stage `logits`
+    asks for those of its last token.
 
-    `rope_length` is the session's `ModelSpec.rope_length`; 0 fits a session that began with no more tokens than its model's rope was made for.
+    `rope_length` is the session's `ModelSpec.rope_length`; 0 fits a session that began with no more
+    tokens than its model's rope was made for.
     """
 
     key: Hashable
@@ -106,16 +113,19 @@ class BatchStep:
 
 
 def session_name(key: Hashable) -> str:
-    """A session as people are shown it: those that a coordinator counts in 16 hexadecimal digits, those of bare peers as they are kept."""
+    """A session as people are shown it: those that a coordinator counts in 16 hexadecimal digits,
+    those of bare peers as they are kept."""
     return f"{key:016x}" if isinstance(key, int) else repr(key)
 
 
 @dataclass(frozen=True, slots=True)
 class Picking:
-    """What the caller of a forward does with its logits. `alone`: nothing, but take what the device picks from them.
+    """What the caller of a forward does with its logits. `alone`: nothing, but take what the device
+    picks from them.
 
-    `draw` says of each row how that is done (Sampler.knobs); empty: all are greedy. `begun` is given the tokens, int64 [rows] on the device,
-    before anybody knows them, if they alone are taken and if that is possible. `asked` is called when the device has been told all of this turn.
+    `draw` says of each row how that is done (Sampler.knobs); empty: all are greedy. `begun` is
+    given the tokens, int64 [rows] on the device, before anybody knows them, if they alone are taken
+    and if that is possible. `asked` is called when the device has been told all of this turn.
     """
 
     alone: bool = False

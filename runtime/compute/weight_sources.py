@@ -1,7 +1,9 @@
-"""Where weights come from: safetensors files read by byte range, or tensors drawn from a config alone.
+"""Where weights come from: safetensors files read by byte range, or tensors drawn from a config
+alone.
 
-A source fills tensors that the caller allocated, whole or in part, so nothing beyond one chunk is held besides them: files are read
-with `preadv` (never mapped), straight into the destination where dtypes agree, through one staging chunk where they do not.
+A source fills tensors that the caller allocated, whole or in part, so nothing beyond one chunk is
+held besides them: files are read with `preadv` (never mapped), straight into the destination where
+dtypes agree, through one staging chunk where they do not.
 """
 
 import hashlib
@@ -24,7 +26,8 @@ from zrt.runtime.models.checkpoint.safetensors import open_file
 CHUNK_BYTES: Final = 8 << 20
 RUN_BYTES: Final = 4 << 20  # of float32 drawn from one seed; another value makes other random models
 DRAWERS: Final = 16
-"""Threads that draw at once, if there are so many cores; each holds a run, and the one that is placed is one more."""
+"""Threads that draw at once, if there are so many cores; each holds a run, and the one that is
+placed is one more."""
 FILE_DTYPES: Final = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -35,22 +38,27 @@ FILE_DTYPES: Final = {
 """torch's name of each of `inventory.READABLE`."""
 
 Tick = Callable[[int], None]
-"""Called with the destination bytes just filled, at least once every `CHUNK_BYTES`; may raise to stop the read."""
+"""Called with the destination bytes just filled, at least once every `CHUNK_BYTES`; may raise to
+stop the read."""
 
 
 class Source(Protocol):
     """Fills tensors by name."""
 
     def matched(self, spec: ModelSpec) -> "tuple[Source, ModelSpec]":
-        """The source and the spec to load by: where a head is tied, the files have the last word on what it is tied to."""
+        """The source and the spec to load by: where a head is tied, the files have the last word on
+        what it is tied to."""
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        """`bad_model` or `unsupported` unless the source has tensor `name`, whole, in this shape and a dtype it can read. Reads no data."""
+        """`bad_model` or `unsupported` unless the source has tensor `name`, whole, in this shape
+        and a dtype it can read. Reads no data."""
 
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
-        """Fill `into` with the part of tensor `name` (`shape`, 1 or 2 dimensions) whose corner is (`row`, `column`).
+        """Fill `into` with the part of tensor `name` (`shape`, 1 or 2 dimensions) whose corner is
+        (`row`, `column`).
 
-        `into` may have another float dtype, another device and strides. `bad_model` when the source cannot serve exactly that.
+        `into` may have another float dtype, another device and strides. `bad_model` when the source
+        cannot serve exactly that.
         """
 
 
@@ -86,11 +94,13 @@ class Checkpoint(CheckpointIndex):
 
 
 class RandomCheckpoint:
-    """A model made from its config alone. Every tensor depends on its own name and shape, not on how the model is cut.
+    """A model made from its config alone. Every tensor depends on its own name and shape, not on
+    how the model is cut.
 
-    Numbers are uniform, with the standard deviation `spec.init_range`; those of norm weights are spread around 1, or
-    around 0 where a family keeps them as their difference from 1. A tensor is drawn in runs of rows, each from a seed of its own, so that a
-    part costs its own rows only. Uniform draws are exact on every machine.
+    Numbers are uniform, with the standard deviation `spec.init_range`; those of norm weights are
+    spread around 1, or around 0 where a family keeps them as their difference from 1. A tensor is
+    drawn in runs of rows, each from a seed of its own, so that a part costs its own rows only.
+    Uniform draws are exact on every machine.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -150,18 +160,20 @@ class RandomCheckpoint:
 
 
 def _pages(rows: int, width: int) -> Tensor:
-    """float32 [rows, width], 0, in pages of its own, which the system has back when it is dropped. What threads allocate and free, malloc keeps
-    for each of them."""
+    """float32 [rows, width], 0, in pages of its own, which the system has back when it is dropped.
+    What threads allocate and free, malloc keeps for each of them."""
     return torch.frombuffer(mmap.mmap(-1, rows * width * 4, mmap.MAP_PRIVATE), dtype=torch.float32).view(rows, width)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`: `model.safetensors`, else the files its index names. `bad_model` when there is neither."""
+    """The checkpoint in `folder`: `model.safetensors`, else the files its index names. `bad_model`
+    when there is neither."""
     return Checkpoint.open(folder)
 
 
 class _Staging:
-    """Where chunks wait that cannot be read straight into a tensor. On the way to a GPU there are two: one is read while the other travels."""
+    """Where chunks wait that cannot be read straight into a tensor. On the way to a GPU there are
+    two: one is read while the other travels."""
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -190,14 +202,16 @@ class _Staging:
 
 
 class _Place(NamedTuple):
-    """A matrix in a file: where it begins, and the bytes of a row and of what stands before the wanted columns in it."""
+    """A matrix in a file: where it begins, and the bytes of a row and of what stands before the
+    wanted columns in it."""
 
     begin: int
     row_bytes: int
     skipped: int
 
     def runs(self, into: Tensor, row: int) -> Iterator[tuple[Tensor, int]]:
-        """The parts of `into`, rows from `row` on, that each lie in one piece in the file, with the offset of each."""
+        """The parts of `into`, rows from `row` on, that each lie in one piece in the file, with the
+        offset of each."""
         offset = self.begin + row * self.row_bytes + self.skipped
         if into.shape[1] * into.itemsize == self.row_bytes:
             yield into, offset

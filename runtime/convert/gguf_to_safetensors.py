@@ -1,7 +1,8 @@
-"""GGUF to a safetensors folder, for the demo model: `python -m zrt.runtime.convert.gguf_to_safetensors FILE.gguf FOLDER`.
+"""GGUF to a safetensors folder, for the demo model: `python -m
+zrt.runtime.convert.gguf_to_safetensors FILE.gguf FOLDER`.
 
-A program of its own because it imports torch, which the process that asks for a model must never do.
-Each finished step is a line on stdout: the number done, a space, the number there are.
+A program of its own because it imports torch, which the process that asks for a model must never
+do. Each finished step is a line on stdout: the number done, a space, the number there are.
 """
 
 import json
@@ -23,9 +24,11 @@ def main() -> None:
 
 
 def write_tokenizer(source: Path, folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja of a byte-level BPE vocabulary.
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja of a byte-level BPE
+    vocabulary.
 
-    Its pre-tokeniser is the one that GGUF calls `smollm`: every digit by itself, then GPT-2's byte-level split.
+    Its pre-tokeniser is the one that GGUF calls `smollm`: every digit by itself, then GPT-2's
+    byte-level split.
     """
     from gguf import GGUFReader
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -55,7 +58,8 @@ def write_tokenizer(source: Path, folder: Path) -> None:
 def write_model(source: Path, folder: Path) -> None:
     """Write config.json, generation_config.json and model.safetensors in float32.
 
-    transformers dequantises the weights and undoes llama.cpp's reordering of the query and key rows.
+    transformers dequantises the weights and undoes llama.cpp's reordering of the query and key
+    rows.
     """
     import torch
     from safetensors.torch import save_file

@@ -22,7 +22,9 @@
 | coordinator | `zrt up` | Kill | control.py |
 | coordinator | any process | Registered GoingDown Shutdown | control.py |
 
-How tokens are picked, in `Generate` as in `Open`, and log-probabilities are spelled out in sampling.py.
+How tokens are picked, in `Generate` as in `Open`, and log-probabilities are spelled out in
+sampling.py.
 
-Every multipart between zrt actors starts with the header frame (header.py); a single frame is a bare documented message.
+Every multipart between zrt actors starts with the header frame (header.py); a single frame is a
+bare documented message.
 """

@@ -1,21 +1,25 @@
-"""What a client says to the coordinator and hears back: one msgpack map per ZeroMQ message, single frame, no header.
+"""What a client says to the coordinator and hears back: one msgpack map per ZeroMQ message, single
+frame, no header.
 
-Anything that can send msgpack over a DEALER can be a client. Connect to the cluster's endpoint, send one request, read events.
-Every request carries an `id` of the client's choice (any string to 64 characters, unique among its open requests) and every event repeats it.
-A map's `type` is the class name in snake_case:
+Anything that can send msgpack over a DEALER can be a client. Connect to the cluster's endpoint,
+send one request, read events. Every request carries an `id` of the client's choice (any string to
+64 characters, unique among its open requests) and every event repeats it. A map's `type` is the
+class name in snake_case:
 
-    {"type": "generate", "id": "1", "prompt": "Why is the sky blue?", "max_tokens": 64}
-    -> {"type": "accepted", "id": "1", "session": 123, "seed": 42, "prompt_tokens": 36, "resume": "5f1c…", "lease_s": 10.0}
-    -> {"type": "progress", "id": "1", "phase": "prefill", "done": 36, "total": 36}
-    -> {"type": "piece", "id": "1", "index": 0, "text": "The", "token_ids": [504]}
-    -> ...
-    -> {"type": "finished", "id": "1", "reason": "stop", "prompt_tokens": 36, "completion_tokens": 12, ...}
+    {"type": "generate", "id": "1", "prompt": "Why is the sky blue?", "max_tokens": 64} -> {"type":
+    "accepted", "id": "1", "session": 123, "seed": 42, "prompt_tokens": 36, "resume": "5f1c…",
+    "lease_s": 10.0} -> {"type": "progress", "id": "1", "phase": "prefill", "done": 36, "total": 36}
+    -> {"type": "piece", "id": "1", "index": 0, "text": "The", "token_ids": [504]} -> ... ->
+    {"type": "finished", "id": "1", "reason": "stop", "prompt_tokens": 36, "completion_tokens": 12,
+    ...}
 
-A request that fails ends with one `error` event. Absent fields take the defaults below, in events as well; unknown fields of a request are
-refused. With `n` > 1 a request has n answers, told apart by `choice`: each is a session of its own with `accepted` and `finished`, and
-the events of all of them are mixed. One `error` ends them all.
+A request that fails ends with one `error` event. Absent fields take the defaults below, in events
+as well; unknown fields of a request are refused. With `n` > 1 a request has n answers, told apart
+by `choice`: each is a session of its own with `accepted` and `finished`, and the events of all of
+them are mixed. One `error` ends them all.
 
-A connection that breaks loses nothing: connect again and `resume` each session from where its events ended, within `lease_s` seconds.
+A connection that breaks loses nothing: connect again and `resume` each session from where its
+events ended, within `lease_s` seconds.
 """
 
 from typing import Annotated, Any, Literal
@@ -56,7 +60,7 @@ class Event(Struct, tag_field="type", tag=snake, kw_only=True):
     id: Id
 
 
-# ---- requests -------------------------------------------------------------------------------------------------------
+# ---- requests ------------------------------------------------------------------------------------
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True):
@@ -67,16 +71,19 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
 class Generate(Request):
     """Start a generation. Exactly one of `prompt`, `messages`, `token_ids` is given.
 
-    `prompt` is one user message put through the model's chat template, or plain text with `raw`. What is left out (None) is taken
-    from the model's generation_config; `temperature` 0 is greedy; without `seed` one is drawn and reported. Generation ends at an
-    end-of-sequence token or one of `stop_token_ids` (counted, no text of theirs), at a string of `stop` (not part of the text), after
-    `max_tokens`, or at the end of the context.
+    `prompt` is one user message put through the model's chat template, or plain text with `raw`.
+    What is left out (None) is taken from the model's generation_config; `temperature` 0 is greedy;
+    without `seed` one is drawn and reported. Generation ends at an end-of-sequence token or one of
+    `stop_token_ids` (counted, no text of theirs), at a string of `stop` (not part of the text),
+    after `max_tokens`, or at the end of the context.
 
-    `repetition_penalty` divides (multiplies, below 0) the logits of all tokens of prompt and answer; `presence_penalty` is subtracted from
-    those of the answer's tokens, `frequency_penalty` once for each time they occur there. `logit_bias` is added to the logits of its ids.
-    Before `min_tokens` tokens no token is picked that ends the generation, and no stop string looked for. With `ignore_eos` end-of-sequence
-    tokens do not end it; they have no text. `logprobs` n asks for each token's log-probability and those of the n likeliest.
-    `n` answers are given to one prompt, the i-th (from 0) with `seed` + i.
+    `repetition_penalty` divides (multiplies, below 0) the logits of all tokens of prompt and
+    answer; `presence_penalty` is subtracted from those of the answer's tokens, `frequency_penalty`
+    once for each time they occur there. `logit_bias` is added to the logits of its ids. Before
+    `min_tokens` tokens no token is picked that ends the generation, and no stop string looked for.
+    With `ignore_eos` end-of-sequence tokens do not end it; they have no text. `logprobs` n asks for
+    each token's log-probability and those of the n likeliest. `n` answers are given to one prompt,
+    the i-th (from 0) with `seed` + i.
 
     Session ids are numbers here; for people they are written as 16 hexadecimal digits.
     """
@@ -104,15 +111,20 @@ class Generate(Request):
 
 
 class Resume(Request):
-    """Go on with a session over this connection, whichever it began on; its events have this `id` from now on.
+    """Go on with a session over this connection, whichever it began on; its events have this `id`
+    from now on.
 
-    `resume` is what its `accepted` said. `index` is how many of its tokens have been heard (the last piece's `index` and the length of its
-    `token_ids`), `chars` how many characters (Unicode code points) of its text: what follows them is told again, once. Answered by
-    `accepted` as before, then a `piece` with what is lacking, then as if nothing had happened; the sessions of one request may share an `id`.
+    `resume` is what its `accepted` said. `index` is how many of its tokens have been heard (the
+    last piece's `index` and the length of its `token_ids`), `chars` how many characters (Unicode
+    code points) of its text: what follows them is told again, once. Answered by `accepted` as
+    before, then a `piece` with what is lacking, then as if nothing had happened; the sessions of
+    one request may share an `id`.
 
-    Errors: resume_expired, the client was away for longer than the lease, or the session had ended longer ago than that; coordinator_lost, the
-    coordinator that ran it is gone, and the session with it: send prompt and answer so far as `token_ids` of a new `generate`, with the same
-    seed; unauthorized, `resume` is not that session's; bad_request, more tokens or characters than there are.
+    Errors: resume_expired, the client was away for longer than the lease, or the session had ended
+    longer ago than that; coordinator_lost, the coordinator that ran it is gone, and the session
+    with it: send prompt and answer so far as `token_ids` of a new `generate`, with the same seed;
+    unauthorized, `resume` is not that session's; bad_request, more tokens or characters than there
+    are.
     """
 
     session: U64
@@ -122,7 +134,8 @@ class Resume(Request):
 
 
 class Cancel(Request):
-    """Stop a session, by its id, or all sessions of this client's own `generate`, by the `id` of that; exactly one is given.
+    """Stop a session, by its id, or all sessions of this client's own `generate`, by the `id` of
+    that; exactly one is given.
 
     Each ends with `finished`, reason `cancelled`. Answered by `ok`, or `error` unknown_session.
     """
@@ -136,19 +149,22 @@ class Status(Request):
 
 
 class Subscribe(Request):
-    """Hear of the cluster: a `cluster` event now, then `changes` to it, after every change of state (at most ten a second) and every `every_ms`
-    in any case, until `unsubscribe` or the client is gone. `happened` holds what is new since the last event of this subscription alone.
+    """Hear of the cluster: a `cluster` event now, then `changes` to it, after every change of state
+    (at most ten a second) and every `every_ms` in any case, until `unsubscribe` or the client is
+    gone. `happened` holds what is new since the last event of this subscription alone.
 
-    A subscriber that does not keep up hears less often, and then of all that changed meanwhile. One that missed an event (`serial`) sends
-    the same request again, and gets a `cluster` first, as over every new connection.
+    A subscriber that does not keep up hears less often, and then of all that changed meanwhile. One
+    that missed an event (`serial`) sends the same request again, and gets a `cluster` first, as
+    over every new connection.
     """
 
     every_ms: Annotated[int, Meta(ge=100, le=10_000)] = 1000
 
 
 class Follow(Request):
-    """Hear a session, whoever started it: a `piece` with all it has so far, then its `progress` and `piece` as they come, at last `finished`
-    or an error of its own; `unsubscribe` ends this before. Errors: unknown_session, overloaded (others follow it: 16 at most).
+    """Hear a session, whoever started it: a `piece` with all it has so far, then its `progress` and
+    `piece` as they come, at last `finished` or an error of its own; `unsubscribe` ends this before.
+    Errors: unknown_session, overloaded (others follow it: 16 at most).
     """
 
     session: U64
@@ -159,13 +175,15 @@ class Unsubscribe(Request):
 
 
 class Drain(Request):
-    """Take a block server out of service with nothing lost. It takes no new session; those that run there move to another replica of its stage
-    (they are replayed there), or, while there is none, go on until they finish; what still runs after `timeout_ms` is parked: its history is
-    kept, its pages are freed on every stage, and it goes on when a replica, a restart or an undrain comes.
+    """Take a block server out of service with nothing lost. It takes no new session; those that run
+    there move to another replica of its stage (they are replayed there), or, while there is none,
+    go on until they finish; what still runs after `timeout_ms` is parked: its history is kept, its
+    pages are freed on every stage, and it goes on when a replica, a restart or an undrain comes.
 
-    Answered by `drained` events: state `draining` at least once a second, then one with state `drained`. The block server keeps its weights
-    and its place. Errors: bad_request (no block server has this name), warming_up or model_not_loaded (it is not ready), draining (it is, or
-    is drained), cancelled (it was undrained meanwhile), stage_lost (it died).
+    Answered by `drained` events: state `draining` at least once a second, then one with state
+    `drained`. The block server keeps its weights and its place. Errors: bad_request (no block
+    server has this name), warming_up or model_not_loaded (it is not ready), draining (it is, or is
+    drained), cancelled (it was undrained meanwhile), stage_lost (it died).
     """
 
     name: str
@@ -173,24 +191,27 @@ class Drain(Request):
 
 
 class Undrain(Request):
-    """Let a draining or drained block server serve again; answered by `ok`. One that lost a part and loads anew serves when it has loaded.
-    Errors: bad_request (there is none of this name, or it is neither), warming_up (its process is being started: it is not drained).
+    """Let a draining or drained block server serve again; answered by `ok`. One that lost a part
+    and loads anew serves when it has loaded. Errors: bad_request (there is none of this name, or it
+    is neither), warming_up (its process is being started: it is not drained).
     """
 
     name: str
 
 
 class Restart(Request):
-    """Have `zrt up` kill a block server or layer worker and start it again; its sessions take another route, or wait. Answered by `ok` when it
-    was killed. Errors: bad_request (none has this name, or `zrt up` did not start it), warming_up (it is being started), unsupported (there is no
+    """Have `zrt up` kill a block server or layer worker and start it again; its sessions take
+    another route, or wait. Answered by `ok` when it was killed. Errors: bad_request (none has this
+    name, or `zrt up` did not start it), warming_up (it is being started), unsupported (there is no
     `zrt up`)."""
 
     name: str
 
 
 class Down(Request):
-    """Bring the cluster down; answered by `ok` before it goes. From now on no session is taken (`draining`); those that are there may finish
-    for `timeout_ms`, and end with `cancelled` then. A second one does not wait."""
+    """Bring the cluster down; answered by `ok` before it goes. From now on no session is taken
+    (`draining`); those that are there may finish for `timeout_ms`, and end with `cancelled` then. A
+    second one does not wait."""
 
     timeout_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 5_000
 
@@ -200,7 +221,7 @@ ClientRequest = (
 )
 
 
-# ---- events ---------------------------------------------------------------------------------------------------------
+# ---- events --------------------------------------------------------------------------------------
 
 
 class Ok(Event):
@@ -208,7 +229,8 @@ class Ok(Event):
 
 
 class Error(Event):
-    """The request failed; `kind` is one of errors.KINDS. `id` is empty when the request did not decode that far."""
+    """The request failed; `kind` is one of errors.KINDS. `id` is empty when the request did not
+    decode that far."""
 
     id: str
     kind: str
@@ -225,8 +247,8 @@ class Answering(Event, omit_defaults=True, kw_only=True):
 class Accepted(Answering):
     """The session exists: its id, the seed it samples with, and the prompt's length in tokens.
 
-    `resume` is the secret with which it may be resumed, within `lease_s` seconds, over another connection. `notes` says what the model's
-    generation_config asks for and does not get.
+    `resume` is the secret with which it may be resumed, within `lease_s` seconds, over another
+    connection. `notes` says what the model's generation_config asks for and does not get.
     """
 
     session: int
@@ -238,7 +260,8 @@ class Accepted(Answering):
 
 
 class Progress(Answering):
-    """What happens before and between tokens: prompt tokens run of those to run, a place in the queue, a replay, a wait."""
+    """What happens before and between tokens: prompt tokens run of those to run, a place in the
+    queue, a replay, a wait."""
 
     phase: Phase
     done: int = 0
@@ -247,7 +270,8 @@ class Progress(Answering):
 
 
 class Piece(Answering):
-    """Text that will not change any more, and the token ids sampled since the last piece; `index` counts tokens before this piece.
+    """Text that will not change any more, and the token ids sampled since the last piece; `index`
+    counts tokens before this piece.
 
     `logprobs` is there if asked for: one entry a token of `token_ids`.
     """
@@ -259,8 +283,9 @@ class Piece(Answering):
 
 
 class StageShare(Struct):
-    """Where one stage's time went over a generation, in milliseconds: waiting in its queue, computing, handing results on; and its
-    blocks. `lent_ms` is what of the computing its layer workers took, there and back."""
+    """Where one stage's time went over a generation, in milliseconds: waiting in its queue,
+    computing, handing results on; and its blocks. `lent_ms` is what of the computing its layer
+    workers took, there and back."""
 
     name: str
     blocks: str
@@ -271,8 +296,9 @@ class StageShare(Struct):
 
 
 class Timings(Struct):
-    """`queue_ms` until admission, `ttft_ms` until the first token, `decode_tok_s` tokens a second after the first (0: fewer than two), and
-    `network_ms` what of their time no stage accounts for: sockets and wake-ups."""
+    """`queue_ms` until admission, `ttft_ms` until the first token, `decode_tok_s` tokens a second
+    after the first (0: fewer than two), and `network_ms` what of their time no stage accounts for:
+    sockets and wake-ups."""
 
     queue_ms: float
     ttft_ms: float
@@ -281,7 +307,8 @@ class Timings(Struct):
 
 
 class Finished(Answering):
-    """The end of an answer. `token_ids` of all pieces together hold every sampled token, a final end-of-sequence included."""
+    """The end of an answer. `token_ids` of all pieces together hold every sampled token, a final
+    end-of-sequence included."""
 
     reason: FinishReason
     prompt_tokens: int
@@ -292,10 +319,12 @@ class Finished(Answering):
 
 
 class Cluster(Event):
-    """The whole cluster at one moment. `actors` are in pipeline order, those without a stage last, the coordinator among them, and `sessions`
-    the oldest first. `ready` is true when every stage has a ready replica; `incarnation` is the coordinator's: after another one all counts
-    begin anew. `stale` counts what the coordinator itself dropped since it came too late. `tokens` were generated, and `errors` told to
-    clients by kind, in the `up_ms` since it began. `drains` are the last ones, `happened` the last things that did (a few hundred).
+    """The whole cluster at one moment. `actors` are in pipeline order, those without a stage last,
+    the coordinator among them, and `sessions` the oldest first. `ready` is true when every stage
+    has a ready replica; `incarnation` is the coordinator's: after another one all counts begin
+    anew. `stale` counts what the coordinator itself dropped since it came too late. `tokens` were
+    generated, and `errors` told to clients by kind, in the `up_ms` since it began. `drains` are the
+    last ones, `happened` the last things that did (a few hundred).
     """
 
     name: str
@@ -316,12 +345,14 @@ class Cluster(Event):
 
 
 class Changes(Event, omit_defaults=True, kw_only=True):
-    """What is different now from the last event of the same subscription: from its `cluster`, or its `changes` with the `serial` before this
-    (the first after a `cluster` has 1).
+    """What is different now from the last event of the same subscription: from its `cluster`, or
+    its `changes` with the `serial` before this (the first after a `cluster` has 1).
 
-    `cluster` holds fields of `cluster` itself, `actors` those of processes by name, `sessions` those of sessions by id. A field that is not
-    there is as it was; one that is replaces the old value whole, lists too. A process or session that is new has all its fields; one that
-    is None is gone. Of `gaps_ms` only the new ones come, as `new_gaps_ms`: append them, and keep the last GAPS. `happened` is news as a whole.
+    `cluster` holds fields of `cluster` itself, `actors` those of processes by name, `sessions`
+    those of sessions by id. A field that is not there is as it was; one that is replaces the old
+    value whole, lists too. A process or session that is new has all its fields; one that is None is
+    gone. Of `gaps_ms` only the new ones come, as `new_gaps_ms`: append them, and keep the last
+    GAPS. `happened` is news as a whole.
     """
 
     serial: int
@@ -332,8 +363,9 @@ class Changes(Event, omit_defaults=True, kw_only=True):
 
 
 class Drained(Event):
-    """How a drain gets on, and at last its answer. Of the sessions that ran through `name` when it began: `left` still do, the others were `moved`
-    to another replica, have `finished` (or were cancelled), or were `parked`."""
+    """How a drain gets on, and at last its answer. Of the sessions that ran through `name` when it
+    began: `left` still do, the others were `moved` to another replica, have `finished` (or were
+    cancelled), or were `parked`."""
 
     name: str
     state: Literal["draining", "drained"]

@@ -1,4 +1,5 @@
-"""What a client is told of a cluster's parts: its processes, its sessions, its drains, and what happened."""
+"""What a client is told of a cluster's parts: its processes, its sessions, its drains, and what
+happened."""
 
 from typing import Final, Literal
 
@@ -12,11 +13,13 @@ GAPS: Final = 24
 
 
 class ActorInfo(Struct):
-    """One process as the coordinator sees it. `blocks` is "0-14", empty while blank; `silent_ms` is the time since its last beat.
+    """One process as the coordinator sees it. `blocks` is "0-14", empty while blank; `silent_ms` is
+    the time since its last beat.
 
-    `done_bytes` of `total_bytes` of its weights are loaded; `rss_bytes` is its resident memory. `stale` counts what it dropped since it
-    came too late: steps of older epochs, messages meant for or sent by processes that are no more. `handed` counts the messages whose rows
-    it left in memory for the next stage, on a GPU of the same machine.
+    `done_bytes` of `total_bytes` of its weights are loaded; `rss_bytes` is its resident memory.
+    `stale` counts what it dropped since it came too late: steps of older epochs, messages meant for
+    or sent by processes that are no more. `handed` counts the messages whose rows it left in memory
+    for the next stage, on a GPU of the same machine.
     """
 
     name: str
@@ -61,7 +64,8 @@ def pipeline_order(actor: ActorInfo) -> tuple[int, str]:
 
 
 class HopInfo(Struct):
-    """What one stage spent on a token of a session, the mean over its route: waiting in its queue, computing, encoding."""
+    """What one stage spent on a token of a session, the mean over its route: waiting in its queue,
+    computing, encoding."""
 
     name: str
     queue_ms: float
@@ -70,9 +74,10 @@ class HopInfo(Struct):
 
 
 class SessionInfo(Struct):
-    """One live session. `client` is its connection, `asked_ms` when it was asked for, on the clock of `Cluster.up_ms`, `ttft_ms` 0 before its
-    first token, `tokens_s` the pace of its last tokens, `gaps_ms` the times between these, GAPS at most, the latest last. `network_ms`
-    is what of a token's time no stage accounts for.
+    """One live session. `client` is its connection, `asked_ms` when it was asked for, on the clock
+    of `Cluster.up_ms`, `ttft_ms` 0 before its first token, `tokens_s` the pace of its last tokens,
+    `gaps_ms` the times between these, GAPS at most, the latest last. `network_ms` is what of a
+    token's time no stage accounts for.
     """
 
     session: int
@@ -93,8 +98,9 @@ class SessionInfo(Struct):
 
 
 class Happened(Struct):
-    """Something that a person may want to know of later. `at` is Unix time in seconds, of the coordinator's clock; `serial` counts from 1.
-    `error` is one of errors.KINDS where there is one, `where` an actor or a session."""
+    """Something that a person may want to know of later. `at` is Unix time in seconds, of the
+    coordinator's clock; `serial` counts from 1. `error` is one of errors.KINDS where there is one,
+    `where` an actor or a session."""
 
     serial: int
     at: float
@@ -105,7 +111,8 @@ class Happened(Struct):
 
 
 class DrainInfo(Struct):
-    """A drain that runs, or ran: who asked, how long it has taken of the time given, and what became of the sessions (as in `Drained`)."""
+    """A drain that runs, or ran: who asked, how long it has taken of the time given, and what
+    became of the sessions (as in `Drained`)."""
 
     name: str
     state: Literal["draining", "drained", "failed"]

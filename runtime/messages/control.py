@@ -1,4 +1,5 @@
-"""The base of zrt's own messages between actors, and what any of them carries. Each is a msgpack map whose `type` is the class name in snake_case.
+"""The base of zrt's own messages between actors, and what any of them carries. Each is a msgpack
+map whose `type` is the class name in snake_case.
 
 members.py has those about processes, sessions.py those about sessions and their steps.
 """
@@ -17,7 +18,8 @@ class Control(Struct, tag_field="type", tag=snake):
 
 
 class Fault(Struct):
-    """An error as a value: `kind` is one of errors.KINDS, `message` is for people, `where` names the actor or file."""
+    """An error as a value: `kind` is one of errors.KINDS, `message` is for people, `where` names
+    the actor or file."""
 
     kind: str
     message: str

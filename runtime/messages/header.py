@@ -1,7 +1,7 @@
 """The header frame: everything zrt adds to the documented schemas.
 
-It travels as a msgpack array in the first frame of every multipart between zrt actors. Fields are only ever appended, so that
-an older reader takes a newer header.
+It travels as a msgpack array in the first frame of every multipart between zrt actors. Fields are
+only ever appended, so that an older reader takes a newer header.
 """
 
 from typing import Annotated, Final
@@ -24,9 +24,9 @@ MOST_STEPS: Final = 65_536
 
 
 class HopTime(Struct, array_like=True, frozen=True):
-    """What one stage spent on one step, in microseconds: waiting for its turn, and computing the turn. `encode` is what it took to hand on
-    the results of its turn before (this step's own is not known when it leaves). `lent` is what of `compute` layer workers took, there and
-    back."""
+    """What one stage spent on one step, in microseconds: waiting for its turn, and computing the
+    turn. `encode` is what it took to hand on the results of its turn before (this step's own is not
+    known when it leaves). `lent` is what of `compute` layer workers took, there and back."""
 
     queue: U64
     compute: U64
@@ -35,10 +35,12 @@ class HopTime(Struct, array_like=True, frozen=True):
 
 
 class Step(Struct, array_like=True):
-    """One forward of `n` tokens of one session through one stage; the rows of the body's tensor follow the order of the steps.
+    """One forward of `n` tokens of one session through one stage; the rows of the body's tensor
+    follow the order of the steps.
 
-    `until` is the index of the last stage the step visits (a replay ends where the history is no longer lacking); -1 is the
-    whole route, whose last stage samples. `times` grows by one entry a stage.
+    `until` is the index of the last stage the step visits (a replay ends where the history is no
+    longer lacking); -1 is the whole route, whose last stage samples. `times` grows by one entry a
+    stage.
     """
 
     session: U64
@@ -51,10 +53,12 @@ class Step(Struct, array_like=True):
 
 
 class HandedOver(Struct, array_like=True, frozen=True):
-    """Rows that lie in memory of the sender, for a process of the same machine to read (see compute/shared_rows/channel.py).
+    """Rows that lie in memory of the sender, for a process of the same machine to read (see
+    compute/shared_rows/channel.py).
 
-    The memory is the file `fd` of process `pid`, whose inode is `inode`: `places` places of `place_bytes` each. The rows are in place `place`
-    once the flag beside it says `turn`; `rows` says which is each step's first, in the order of the header's steps. `number`: of all that were
+    The memory is the file `fd` of process `pid`, whose inode is `inode`: `places` places of
+    `place_bytes` each. The rows are in place `place` once the flag beside it says `turn`; `rows`
+    says which is each step's first, in the order of the header's steps. `number`: of all that were
     ever put there, from 1.
     """
 
@@ -72,12 +76,13 @@ class HandedOver(Struct, array_like=True, frozen=True):
 class Header(Struct, array_like=True):
     """One message's envelope.
 
-    `sender` and `incarnation` name the process that speaks; `to` is the incarnation it believes it speaks to (0: not known yet).
-    `request` pairs a reply with its question (0: no reply expected); `reply` tells which of the two this is.
-    `silence_ms` is how long the sender still waits without a sign of life (0: it does not wait). It is never an absolute time,
-    since clocks differ. `body` names the schema of the body (see wire.SCHEMAS), `dtype` the elements of its tensor data.
-    `near` offers to hand rows over in memory, to whoever is of the same machine (whose name it is); `handed` says where rows lie that the
-    body leaves out.
+    `sender` and `incarnation` name the process that speaks; `to` is the incarnation it believes it
+    speaks to (0: not known yet). `request` pairs a reply with its question (0: no reply expected);
+    `reply` tells which of the two this is. `silence_ms` is how long the sender still waits without
+    a sign of life (0: it does not wait). It is never an absolute time, since clocks differ. `body`
+    names the schema of the body (see wire.SCHEMAS), `dtype` the elements of its tensor data. `near`
+    offers to hand rows over in memory, to whoever is of the same machine (whose name it is);
+    `handed` says where rows lie that the body leaves out.
     """
 
     version: int

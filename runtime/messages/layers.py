@@ -1,7 +1,9 @@
-"""Cake's messages with the documented names, and zrt's own in the same union: what a master and its layer workers say.
+"""Cake's messages with the documented names, and zrt's own in the same union: what a master and its
+layer workers say.
 
-Each is a MessagePack map whose `type` is the class name; Tensor and WorkerInfo carry their fields flat beside it. A worker takes them from its
-master, in a multipart like any between zrt actors, or bare from any peer, as a single frame. Cake's own bytes are in codecs/cake.py.
+Each is a MessagePack map whose `type` is the class name; Tensor and WorkerInfo carry their fields
+flat beside it. A worker takes them from its master, in a multipart like any between zrt actors, or
+bare from any peer, as a single frame. Cake's own bytes are in codecs/cake.py.
 
 | to the worker | its answer | what it does |
 | --- | --- | --- |
@@ -15,8 +17,8 @@ master, in a multipart like any between zrt actors, or bare from any peer, as a 
 | OpenLayers | LayersOpened | zrt: begin a session, with the prefix that is cached |
 | CloseLayers | LayersClosed | zrt: end one session |
 
-WorkerError may answer any of them; its text reads `kind: message`. A Batch whose header names steps may be answered by StepFaults.
-After an Ack that needs no data, ModelDataDone follows at once.
+WorkerError may answer any of them; its text reads `kind: message`. A Batch whose header names steps
+may be answered by StepFaults. After an Ack that needs no data, ModelDataDone follows at once.
 """
 
 from typing import Annotated, Final
@@ -44,14 +46,15 @@ class LayerMessage(Struct, tag_field="type", tag=True):
 
 
 class RawTensor(Struct):
-    """Numbers of `shape`, little-endian, the last dimension fastest; `dtype` is an index into RAW_DTYPES."""
+    """Numbers of `shape`, little-endian, the last dimension fastest; `dtype` is an index into
+    RAW_DTYPES."""
 
     data: memoryview
     dtype: DtypeTag
     shape: Shape
 
 
-# ---- Cake's ---------------------------------------------------------------------------------------------------------
+# ---- Cake's --------------------------------------------------------------------------------------
 
 
 class Hello(LayerMessage):
@@ -59,7 +62,8 @@ class Hello(LayerMessage):
 
 
 class WorkerInfo(LayerMessage):
-    """`dtype` is a name of RAW_DTYPES, `latency` milliseconds, measured by the master (its worker says 0). In Cake's bytes it has 128 bits."""
+    """`dtype` is a name of RAW_DTYPES, `latency` milliseconds, measured by the master (its worker
+    says 0). In Cake's bytes it has 128 bits."""
 
     version: str
     dtype: str
@@ -71,7 +75,8 @@ class WorkerInfo(LayerMessage):
 
 
 class SingleOp(LayerMessage):
-    """One layer, `model.layers.N`, over `x` [1, n, hidden] at positions from `index_pos` on. `block_idx` is N again."""
+    """One layer, `model.layers.N`, over `x` [1, n, hidden] at positions from `index_pos` on.
+    `block_idx` is N again."""
 
     layer_name: str
     x: RawTensor
@@ -82,7 +87,8 @@ class SingleOp(LayerMessage):
 class Batch(LayerMessage):
     """Several layers, one after the other; all entries have the same index_pos.
 
-    Where the header names steps, the rows of `x` are those of the steps in their order, and index_pos is the first one's.
+    Where the header names steps, the rows of `x` are those of the steps in their order, and
+    index_pos is the first one's.
     """
 
     x: RawTensor
@@ -135,14 +141,16 @@ class WorkerError(LayerMessage):
     message: str
 
 
-# ---- zrt's ----------------------------------------------------------------------------------------------------------
+# ---- zrt's ---------------------------------------------------------------------------------------
 
 
 class PrepareLayers(LayerMessage):
-    """What the next LayerAssignment is of: the text of the model's config.json, the `dtype` to compute in, KV memory for the assigned layers
-    in bytes, the longest session in tokens, and how many are open at once. With `random`, weights are drawn from the config.
+    """What the next LayerAssignment is of: the text of the model's config.json, the `dtype` to
+    compute in, KV memory for the assigned layers in bytes, the longest session in tokens, and how
+    many are open at once. With `random`, weights are drawn from the config.
 
-    Consecutive layers run together, so an operation names all of them; with `single` each may be named by itself.
+    Consecutive layers run together, so an operation names all of them; with `single` each may be
+    named by itself.
     """
 
     config_json: str
@@ -157,9 +165,10 @@ class PrepareLayers(LayerMessage):
 class LayersPrepared(LayerMessage):
     """LayerAssignment may follow.
 
-    Of the worker's `device`, on `host`: bytes of memory that layers could take now (those held as well, since others would take their place),
-    and bytes in all; `most_bytes` is the most they may take, 0 for no limit but these. `layer_us` is what one token takes through one layer of
-    this model, in microseconds, as it measured.
+    Of the worker's `device`, on `host`: bytes of memory that layers could take now (those held as
+    well, since others would take their place), and bytes in all; `most_bytes` is the most they may
+    take, 0 for no limit but these. `layer_us` is what one token takes through one layer of this
+    model, in microseconds, as it measured.
     """
 
     free_bytes: U64 = 0
@@ -177,7 +186,8 @@ class ModelDataTaken(LayerMessage):
 
 
 class OpenLayers(LayerMessage):
-    """Make room for a session whose history has `length` tokens, the first `prompt` of them its prompt (0: all), in pages of these keys."""
+    """Make room for a session whose history has `length` tokens, the first `prompt` of them its
+    prompt (0: all), in pages of these keys."""
 
     session: U64
     length: U64
@@ -192,7 +202,8 @@ class LayersOpened(LayerMessage):
 
 
 class CloseLayers(LayerMessage):
-    """End a session. Its full pages that have a key stay as cache; None: the keys it was opened with."""
+    """End a session. Its full pages that have a key stay as cache; None: the keys it was opened
+    with."""
 
     session: U64
     page_keys: list[U64] | None = None
@@ -203,7 +214,8 @@ class LayersClosed(LayerMessage):
 
 
 class StepFaults(LayerMessage):
-    """Nothing ran, since some steps cannot: the error's kind of each step of the header, empty for those that could, and the tokens held of each."""
+    """Nothing ran, since some steps cannot: the error's kind of each step of the header, empty for
+    those that could, and the tokens held of each."""
 
     have: list[U64]
     faults: list[str]

@@ -1,7 +1,7 @@
 """Messages about processes: joining, beats, assignments, states and ends.
 
-Every process registers with the coordinator and then beats once a second. Block servers are told what to hold (`Assign`), and when to leave
-service and come back (`SetState`).
+Every process registers with the coordinator and then beats once a second. Block servers are told
+what to hold (`Assign`), and when to leave service and come back (`SetState`).
 """
 
 from typing import Final, Literal
@@ -23,7 +23,8 @@ GPU_MEMORY: Final = 0.9
 
 
 class Lend(Struct, frozen=True):
-    """Blocks first..last (inclusive, global) of a stage, which the layer worker of this name holds."""
+    """Blocks first..last (inclusive, global) of a stage, which the layer worker of this name
+    holds."""
 
     worker: Name
     first: U64
@@ -31,9 +32,11 @@ class Lend(Struct, frozen=True):
 
 
 class Assignment(Struct, frozen=True):
-    """What a block server holds: blocks first..last (inclusive, global) of `num_blocks`, in `dtype`, with `kv_bytes` of KV memory.
+    """What a block server holds: blocks first..last (inclusive, global) of `num_blocks`, in
+    `dtype`, with `kv_bytes` of KV memory.
 
-    `serial` tells one assignment from the next; `model` is a reference that the receiver resolves on its own machine.
+    `serial` tells one assignment from the next; `model` is a reference that the receiver resolves
+    on its own machine.
     """
 
     serial: U64
@@ -51,21 +54,25 @@ class Assignment(Struct, frozen=True):
     tp: U64 = 1
     """Ranks the blocks are split over; each takes its share of `kv_bytes`."""
     lend: list[Lend] = []
-    """The runs of blocks that layer workers hold, each with its share of `kv_bytes`; addresses come as `Workers`."""
+    """The runs of blocks that layer workers hold, each with its share of `kv_bytes`; addresses come
+    as `Workers`."""
     helped: bool = False
-    """Whether workers that nothing is pinned to may hold the other blocks, as the block server finds best."""
+    """Whether workers that nothing is pinned to may hold the other blocks, as the block server
+    finds best."""
     gpu_memory: float = GPU_MEMORY
     """The part of a CUDA device's memory that weights and KV may take."""
 
 
 class Register(Control):
-    """The first message of every process; the reply is `Registered`. `holds` is what a returning process still has loaded.
+    """The first message of every process; the reply is `Registered`. `holds` is what a returning
+    process still has loaded.
 
-    `cluster` is the id of the cluster it belongs to, empty if it has not joined one yet: another cluster, which may have got the port
-    meanwhile, refuses it as `unauthorized`.
-    `memory_bytes` is the most it may take (0: no limit of its own), `room_bytes` what it could grow to on its machine as things are
-    (0: it does not say; only a blank process does). `shares_cores`: it computes on all cores of its host, beside others that do.
-    `serves` is the block server whose layers a layer worker holds, `restarts` how often its parent has started it again.
+    `cluster` is the id of the cluster it belongs to, empty if it has not joined one yet: another
+    cluster, which may have got the port meanwhile, refuses it as `unauthorized`. `memory_bytes` is
+    the most it may take (0: no limit of its own), `room_bytes` what it could grow to on its machine
+    as things are (0: it does not say; only a blank process does). `shares_cores`: it computes on
+    all cores of its host, beside others that do. `serves` is the block server whose layers a layer
+    worker holds, `restarts` how often its parent has started it again.
     """
 
     kind: ActorKind
@@ -84,9 +91,11 @@ class Register(Control):
 
 
 class Beat(Control):
-    """Sent once a second by every registered process, whatever its executor computes; the reply is `Done`.
+    """Sent once a second by every registered process, whatever its executor computes; the reply is
+    `Done`.
 
-    `lag_ms` is how late the sender's own loop ran since the last beat, `rss_bytes` its resident memory, `room_bytes` as in `Register`.
+    `lag_ms` is how late the sender's own loop ran since the last beat, `rss_bytes` its resident
+    memory, `room_bytes` as in `Register`.
     """
 
     state: ActorState
@@ -97,7 +106,8 @@ class Beat(Control):
 
 
 class StateChanged(Control):
-    """A block server's state moved; `fault` says why when it is `failed`, or loads anew since its ranks or layer workers are lost."""
+    """A block server's state moved; `fault` says why when it is `failed`, or loads anew since its
+    ranks or layer workers are lost."""
 
     state: ActorState
     serial: U64
@@ -105,7 +115,8 @@ class StateChanged(Control):
 
 
 class LoadProgress(Control):
-    """Bytes of weights read so far, while loading; then, on a GPU, CUDA graphs captured; and how the layer workers get on, if there are any."""
+    """Bytes of weights read so far, while loading; then, on a GPU, CUDA graphs captured; and how
+    the layer workers get on, if there are any."""
 
     serial: U64
     done: U64
@@ -116,7 +127,8 @@ class LoadProgress(Control):
 
 
 class ChildDied(Control):
-    """From `zrt up`: a process it started is gone. `exit` is the exit status, negative for a signal."""
+    """From `zrt up`: a process it started is gone. `exit` is the exit status, negative for a
+    signal."""
 
     name: str
     incarnation: U64
@@ -125,7 +137,8 @@ class ChildDied(Control):
 
 
 class Registered(Control):
-    """The coordinator's answer: its own incarnation, the pace of beats, and the id of the cluster, which its later incarnations share."""
+    """The coordinator's answer: its own incarnation, the pace of beats, and the id of the cluster,
+    which its later incarnations share."""
 
     incarnation: U64
     beat_ms: U64
@@ -133,15 +146,18 @@ class Registered(Control):
 
 
 class Assign(Control):
-    """Hold these blocks. Answered by `Done` at once, then `LoadProgress` and `StateChanged` follow. None: hold nothing, as a spare does."""
+    """Hold these blocks. Answered by `Done` at once, then `LoadProgress` and `StateChanged` follow.
+    None: hold nothing, as a spare does."""
 
     assignment: Assignment | None
 
 
 class Workers(Control):
-    """The layer workers of one block server. Told to those that lend, when they are assigned and at each change.
+    """The layer workers of one block server. Told to those that lend, when they are assigned and at
+    each change.
 
-    `awaited` are names of the cluster file that are not there and may yet come, `gone` processes that ended, or are silent.
+    `awaited` are names of the cluster file that are not there and may yet come, `gone` processes
+    that ended, or are silent.
     """
 
     workers: list[Address]
@@ -150,7 +166,8 @@ class Workers(Control):
 
 
 class SetState(Control):
-    """Drain, or serve again: outside `ready` no new bare session is taken. Answered by `Done`, after all that was sent before it was heard.
+    """Drain, or serve again: outside `ready` no new bare session is taken. Answered by `Done`,
+    after all that was sent before it was heard.
 
     One that was drained and loads anew takes `ready` for what it is to be when it has loaded.
     """
@@ -159,16 +176,17 @@ class SetState(Control):
 
 
 class Kill(Control):
-    """SIGKILL this process: it has been silent too long, or is to start again. A wrong incarnation is ignored; the name of a process that
-    `zrt up` did not start is a bad_request to who asks for an answer, and else ignored as well."""
+    """SIGKILL this process: it has been silent too long, or is to start again. A wrong incarnation
+    is ignored; the name of a process that `zrt up` did not start is a bad_request to who asks for
+    an answer, and else ignored as well."""
 
     name: str
     incarnation: U64
 
 
 class GoingDown(Control):
-    """The cluster ends, in `within_ms` at the latest: a coordinator that dies meanwhile is not to be started again, and was not lost. The last
-    one counts."""
+    """The cluster ends, in `within_ms` at the latest: a coordinator that dies meanwhile is not to
+    be started again, and was not lost. The last one counts."""
 
     within_ms: U32
 

@@ -1,8 +1,10 @@
-"""helexa's worker messages, exactly as documented, and zrt's own ops in the same two unions: what a leader and its TP ranks say.
+"""helexa's worker messages, exactly as documented, and zrt's own ops in the same two unions: what a
+leader and its TP ranks say.
 
-Each is a JSON object whose `op` is the class name in snake_case (less a "Rank" that zrt put in front), fields in the order they are declared here (see codecs/helexa.py). Every
-request is answered by exactly one response; `RankError` may answer any of them. A rank takes them from its leader, in a multipart like any
-between zrt actors, or bare from any peer, as a single frame.
+Each is a JSON object whose `op` is the class name in snake_case (less a "Rank" that zrt put in
+front), fields in the order they are declared here (see codecs/helexa.py). Every request is answered
+by exactly one response; `RankError` may answer any of them. A rank takes them from its leader, in a
+multipart like any between zrt actors, or bare from any peer, as a single frame.
 
 | request | response | what it does |
 | --- | --- | --- |
@@ -21,8 +23,9 @@ between zrt actors, or bare from any peer, as a single frame.
 | UnloadModel | Unloaded | drop the shard and its KV |
 | RankShutdown (`shutdown`) | Bye | the process ends with status 0 |
 
-GenerateStepWithImages, GenerateStepBatch, AssembleKvBatch, ExtractKvRows, SnapshotKvCache, RestoreKvCache and DropKvSnapshot are understood and
-answered `unsupported`: a batch is zrt's StepBatch, and cached prefixes are found by page keys.
+GenerateStepWithImages, GenerateStepBatch, AssembleKvBatch, ExtractKvRows, SnapshotKvCache,
+RestoreKvCache and DropKvSnapshot are understood and answered `unsupported`: a batch is zrt's
+StepBatch, and cached prefixes are found by page keys.
 """
 
 from msgspec import Struct
@@ -35,7 +38,7 @@ class RankMessage(Struct, tag_field="op", tag=snake):
     """Base of the messages below."""
 
 
-# ---- helexa's requests ----------------------------------------------------------------------------------------------
+# ---- helexa's requests ---------------------------------------------------------------------------
 
 
 class Ping(RankMessage):
@@ -43,7 +46,8 @@ class Ping(RankMessage):
 
 
 class Init(RankMessage):
-    """Join the communicator: `comm_id` is 128 bytes as 256 hex digits (see compute/communicator.py). Blocks until all ranks have."""
+    """Join the communicator: `comm_id` is 128 bytes as 256 hex digits (see
+    compute/communicator.py). Blocks until all ranks have."""
 
     comm_id: str
 
@@ -53,7 +57,8 @@ class NcclSanityCheck(RankMessage):
 
 
 class LoadDenseShard(RankMessage):
-    """Load this rank's slices of what AssignStage named. `config_json` is the text of the model's config.json.
+    """Load this rank's slices of what AssignStage named. `config_json` is the text of the model's
+    config.json.
 
     A `quant` other than None is `unsupported`.
     """
@@ -65,7 +70,8 @@ class LoadDenseShard(RankMessage):
 
 
 class GenerateStep(RankMessage):
-    """Run `tokens` of the unnamed session from position `offset` on. Every rank gets the same; the leader has the logits."""
+    """Run `tokens` of the unnamed session from position `offset` on. Every rank gets the same; the
+    leader has the logits."""
 
     model_id: str
     tokens: list[U32]
@@ -131,14 +137,16 @@ class RankShutdown(RankMessage, tag="shutdown"):
     """Answered by Bye."""
 
 
-# ---- zrt's requests -------------------------------------------------------------------------------------------------
+# ---- zrt's requests ------------------------------------------------------------------------------
 
 
 class AssignStage(RankMessage):
-    """What the next LoadDenseShard is to hold: blocks first..last (inclusive, global) in `dtype`, `kv_bytes` of KV memory on this rank.
+    """What the next LoadDenseShard is to hold: blocks first..last (inclusive, global) in `dtype`,
+    `kv_bytes` of KV memory on this rank.
 
-    `context` is the longest session in tokens, `sessions` how many are open at once. With `random`, weights are drawn from the config, and
-    LoadDenseShard names no files. `gpu_memory` is the part of a CUDA device's memory that weights and KV may take.
+    `context` is the longest session in tokens, `sessions` how many are open at once. With `random`,
+    weights are drawn from the config, and LoadDenseShard names no files. `gpu_memory` is the part
+    of a CUDA device's memory that weights and KV may take.
     """
 
     first: U64
@@ -152,9 +160,11 @@ class AssignStage(RankMessage):
 
 
 class OpenSession(RankMessage):
-    """Make room for a session whose history has `length` tokens, the first `prompt_length` of them its prompt (0: all).
+    """Make room for a session whose history has `length` tokens, the first `prompt_length` of them
+    its prompt (0: all).
 
-    `page_keys` name its full pages. All ranks are sent the same ops in the same order, so that their page pools are always alike.
+    `page_keys` name its full pages. All ranks are sent the same ops in the same order, so that
+    their page pools are always alike.
     """
 
     session: U64
@@ -164,7 +174,8 @@ class OpenSession(RankMessage):
 
 
 class RankStep(Struct, array_like=True):
-    """One step of a StepBatch: `n` tokens of `session` from `seq_pos` on. `logits`: the last one's are wanted.
+    """One step of a StepBatch: `n` tokens of `session` from `seq_pos` on. `logits`: the last one's
+    are wanted.
 
     `opens`: a session that nobody opened begins here, with so many tokens in all.
     """
@@ -179,9 +190,10 @@ class RankStep(Struct, array_like=True):
 class StepBatch(RankMessage):
     """One forward of many sessions. The rows of all steps lie one after the other.
 
-    On the first stage they are `tokens`. Elsewhere they are hidden states in the assigned dtype, `shape` [rows, hidden]: from 16 KiB on a
-    frame of their own, else `data` (base64 in the JSON). `best`: whoever picks a next token takes the greatest logit's, so that a device may
-    begin with it by itself.
+    On the first stage they are `tokens`. Elsewhere they are hidden states in the assigned dtype,
+    `shape` [rows, hidden]: from 16 KiB on a frame of their own, else `data` (base64 in the JSON).
+    `best`: whoever picks a next token takes the greatest logit's, so that a device may begin with
+    it by itself.
     """
 
     steps: list[RankStep]
@@ -199,13 +211,14 @@ class TruncateSession(RankMessage):
 
 
 class CloseSession(RankMessage):
-    """End a session. Its full pages that have a key stay as cache; None: the keys it was opened with."""
+    """End a session. Its full pages that have a key stay as cache; None: the keys it was opened
+    with."""
 
     session: U64
     page_keys: list[U64] | None = None
 
 
-# ---- helexa's responses ---------------------------------------------------------------------------------------------
+# ---- helexa's responses --------------------------------------------------------------------------
 
 
 class Pong(RankMessage):
@@ -280,7 +293,7 @@ class RankError(RankMessage, tag="error"):
     message: str
 
 
-# ---- zrt's responses ------------------------------------------------------------------------------------------------
+# ---- zrt's responses -----------------------------------------------------------------------------
 
 
 class StageAssigned(RankMessage):
@@ -294,7 +307,8 @@ class SessionOpened(RankMessage):
 
 
 class StepBatchOk(RankMessage):
-    """`have`: tokens held of each step's session afterwards; `faults`: the error's kind of each step, empty for those that ran.
+    """`have`: tokens held of each step's session afterwards; `faults`: the error's kind of each
+    step, empty for those that ran.
 
     `forward_us` is what the forward took.
     """

@@ -1,6 +1,8 @@
-"""How a token is picked: what a client may ask for, what the last stage is told, and what log-probabilities look like on the way back.
+"""How a token is picked: what a client may ask for, what the last stage is told, and what
+log-probabilities look like on the way back.
 
-The ranges stand here once: a value outside is refused where it is decoded, by the name of its field.
+The ranges stand here once: a value outside is refused where it is decoded, by the name of its
+field.
 """
 
 from typing import Annotated, Final
@@ -21,7 +23,8 @@ CountPenalty = Annotated[float, Meta(ge=-2, le=2)]
 """Presence and frequency penalties, in OpenAI's range."""
 Seed = Annotated[int, Meta(ge=0, le=SEED_MAX)]
 LogitBias = Annotated[dict[U32, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
-"""Token id → what is added to its logit, in OpenAI's range: -100 all but bans a token, 100 all but forces it."""
+"""Token id → what is added to its logit, in OpenAI's range: -100 all but bans a token, 100 all but
+forces it."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 TokenIds = Annotated[list[U32], Meta(max_length=256)]
 Stops = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=64)]
@@ -31,8 +34,9 @@ Stops = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta
 class Sampling(Struct, frozen=True):
     """How the last stage picks a session's tokens; every default is off.
 
-    `temperature` 0 is greedy. `logprobs` n asks for the log-probability of each picked token and those of the n likeliest. Until `min_tokens`
-    tokens are generated, none is picked that would end the generation. See compute/sampler.py for what applies when.
+    `temperature` 0 is greedy. `logprobs` n asks for the log-probability of each picked token and
+    those of the n likeliest. Until `min_tokens` tokens are generated, none is picked that would end
+    the generation. See compute/sampler.py for what applies when.
     """
 
     temperature: Temperature = 0.0
@@ -56,7 +60,8 @@ class Logprob(Struct, frozen=True):
 
 
 class TokenLogprobs(Struct, frozen=True):
-    """What the model itself thought of one picked token: the distribution before bias, penalties, temperature and restrictions.
+    """What the model itself thought of one picked token: the distribution before bias, penalties,
+    temperature and restrictions.
 
     `top` are the likeliest tokens, most likely first; the picked one may be among them.
     """

@@ -1,4 +1,5 @@
-"""Messages about sessions on a route: opened, credited and closed by the coordinator; sampled, filled and failed by stages.
+"""Messages about sessions on a route: opened, credited and closed by the coordinator; sampled,
+filled and failed by stages.
 
 The steps themselves are `InferenceRequest`s (inference.py).
 """
@@ -13,7 +14,8 @@ from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 
 
 class SampledToken(Struct, array_like=True):
-    """One token the last stage picked: it stands at history index `index`; `times` are its step's, one entry a stage.
+    """One token the last stage picked: it stands at history index `index`; `times` are its step's,
+    one entry a stage.
 
     `logprobs` are there if the session asked for them.
     """
@@ -42,7 +44,8 @@ class Filled(Control):
 
 
 class StepFailed(Control):
-    """A step could not be run. With `kv_gap`, `have` is how many tokens the stage holds: the coordinator replays from there."""
+    """A step could not be run. With `kv_gap`, `have` is how many tokens the stage holds: the
+    coordinator replays from there."""
 
     session: U64
     epoch: U64
@@ -54,11 +57,12 @@ class StepFailed(Control):
 class Open(Control):
     """Adopt this epoch of a session before any of its steps; the reply is `Opened`.
 
-    `route` are the replicas in stage order and `stage` the receiver's place in it. `length` is the number of tokens the history has now,
-    `prompt_length` how many of them are the prompt, and `page_keys` name its full pages (see page_keys.py). With `gather` the first stage runs
-    its steps together with those of its slot that are on their way. To the last stage alone: the
-    token ids, where generation stops (`eos`: the ids that end it; `max_length`: the history's largest length), how to sample, and
-    `credit`: the history length up to which the ring may run unasked.
+    `route` are the replicas in stage order and `stage` the receiver's place in it. `length` is the
+    number of tokens the history has now, `prompt_length` how many of them are the prompt, and
+    `page_keys` name its full pages (see page_keys.py). With `gather` the first stage runs its steps
+    together with those of its slot that are on their way. To the last stage alone: the token ids,
+    where generation stops (`eos`: the ids that end it; `max_length`: the history's largest length),
+    how to sample, and `credit`: the history length up to which the ring may run unasked.
     """
 
     session: U64
@@ -93,9 +97,11 @@ class Credit(Control):
 
 
 class Close(Control):
-    """Free what the session holds here; unknown sessions are ignored. Epochs older than `epoch` are dead afterwards.
+    """Free what the session holds here; unknown sessions are ignored. Epochs older than `epoch` are
+    dead afterwards.
 
-    `page_keys` name the full pages of its history: those held stay as cache for sessions of an equal prefix.
+    `page_keys` name the full pages of its history: those held stay as cache for sessions of an
+    equal prefix.
     """
 
     session: U64
@@ -104,8 +110,9 @@ class Close(Control):
 
 
 class HandOver(Control):
-    """From a block server to the one before it on a route: rows for it may lie in memory from now on, as that one offered (`Header.near`); or, if it
-    `takes` them so no more, are to come as bytes."""
+    """From a block server to the one before it on a route: rows for it may lie in memory from now
+    on, as that one offered (`Header.near`); or, if it `takes` them so no more, are to come as
+    bytes."""
 
     takes: bool = True
 

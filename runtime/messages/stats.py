@@ -1,4 +1,5 @@
-"""What a process says of its work in each beat: turns, KV pages, and those it works with (ranks, layer workers)."""
+"""What a process says of its work in each beat: turns, KV pages, and those it works with (ranks,
+layer workers)."""
 
 from typing import Literal
 
@@ -18,15 +19,18 @@ class KvStats(Struct, frozen=True):
 
 
 RankState = Literal["starting", "joining", "loading", "ready", "lost"]
-"""A rank's process starts, joins its group's communicator, reads its shard, serves; it is lost once its group is broken or has ended."""
+"""A rank's process starts, joins its group's communicator, reads its shard, serves; it is lost once
+its group is broken or has ended."""
 
 
 class RankLoad(Struct):
-    """What a leader knows of one rank (the leader is rank 0), over all groups since it got its assignment.
+    """What a leader knows of one rank (the leader is rank 0), over all groups since it got its
+    assignment.
 
-    Microseconds, in all: `forward_us` what its forwards took, `drain_us` how long after the fan-out its replies came. `free_mb` of
-    `total_mb` MiB of its device's memory are free (on a CPU, of the machine's), and `rss_bytes` is the process's own resident memory.
-    `errors` counts the operations that it answered with an error or not at all, `error` is the last of these.
+    Microseconds, in all: `forward_us` what its forwards took, `drain_us` how long after the fan-out
+    its replies came. `free_mb` of `total_mb` MiB of its device's memory are free (on a CPU, of the
+    machine's), and `rss_bytes` is the process's own resident memory. `errors` counts the operations
+    that it answered with an error or not at all, `error` is the last of these.
     """
 
     rank: U64
@@ -43,11 +47,14 @@ class RankLoad(Struct):
 
 
 class GroupStep(Struct):
-    """One operation of a group, as its leader clocked it: a step (`op` is step_batch), or any other that failed.
+    """One operation of a group, as its leader clocked it: a step (`op` is step_batch), or any other
+    that failed.
 
-    `serial` counts them from 1, `age_ms` is how long before the load was told it ended; it ran `rows` tokens of `sessions` sessions.
-    Lists have an entry a rank, the leader's first: `forward_us` what its forward took (0: it did not say), `drain_us` how long after the
-    fan-out its reply came (the leader's own part: was done), `errors` the kind of what it answered instead, or was found guilty of.
+    `serial` counts them from 1, `age_ms` is how long before the load was told it ended; it ran
+    `rows` tokens of `sessions` sessions. Lists have an entry a rank, the leader's first:
+    `forward_us` what its forward took (0: it did not say), `drain_us` how long after the fan-out
+    its reply came (the leader's own part: was done), `errors` the kind of what it answered instead,
+    or was found guilty of.
     """
 
     serial: U64
@@ -62,11 +69,13 @@ class GroupStep(Struct):
 
 
 class GroupLoad(Struct):
-    """A tensor-parallel group: its ranks, and how often it was formed anew since its leader got its assignment.
+    """A tensor-parallel group: its ranks, and how often it was formed anew since its leader got its
+    assignment.
 
-    `state` is forming, loading, ready, broken or ended. `comm_id` begins the communicator's id, `comm_age_s` is how old that is (0: it is not
-    formed). `steps` ran since the assignment came, and sending them to the ranks took `fan_out_us` in all; `recent` are the last ones
-    (a few dozen), the latest last. `fault` is why the last group broke, empty if none did.
+    `state` is forming, loading, ready, broken or ended. `comm_id` begins the communicator's id,
+    `comm_age_s` is how old that is (0: it is not formed). `steps` ran since the assignment came,
+    and sending them to the ranks took `fan_out_us` in all; `recent` are the last ones (a few
+    dozen), the latest last. `fault` is why the last group broke, empty if none did.
     """
 
     state: str
@@ -87,12 +96,14 @@ WorkerState = Literal["reserve", "asked", "pushing", "loading", "ready", "lost"]
 class WorkerLoad(Struct):
     """What a master knows of one layer worker.
 
-    `state` is `reserve` (it has none of the stage's layers), `asked` (for what it holds of them), `pushing`, `loading`, `ready` or `lost`;
-    `layers` reads "1-3,5". Of the `total_bytes` of its layers' files it has `held_bytes`; `pushed_bytes` were sent to this incarnation in
-    all, `push_bytes` for the layers that it has or gets now, at a pace of `push_bytes_s`.
-    Of its device's `total_mb` MiB of memory `free_mb` were free when it was asked. Microseconds: `latency_us` a question and its answer,
-    `layer_us` one token through one layer, as it measured, `hop_us` a turn's hop there and back with what it computes, `overhead_us`
-    without that (medians of the last), of `hops` in all.
+    `state` is `reserve` (it has none of the stage's layers), `asked` (for what it holds of them),
+    `pushing`, `loading`, `ready` or `lost`; `layers` reads "1-3,5". Of the `total_bytes` of its
+    layers' files it has `held_bytes`; `pushed_bytes` were sent to this incarnation in all,
+    `push_bytes` for the layers that it has or gets now, at a pace of `push_bytes_s`. Of its
+    device's `total_mb` MiB of memory `free_mb` were free when it was asked. Microseconds:
+    `latency_us` a question and its answer, `layer_us` one token through one layer, as it measured,
+    `hop_us` a turn's hop there and back with what it computes, `overhead_us` without that (medians
+    of the last), of `hops` in all.
     """
 
     name: str
@@ -114,8 +125,9 @@ class WorkerLoad(Struct):
 
 
 class LendLoad(Struct):
-    """A stage that lends blocks: those it runs itself (`own`, "0,4-7"), and its workers. `waits_for` says in words what keeps it from being
-    loaded, empty if nothing does; `rebuilds` counts how often its layers were given out anew."""
+    """A stage that lends blocks: those it runs itself (`own`, "0,4-7"), and its workers.
+    `waits_for` says in words what keeps it from being loaded, empty if nothing does; `rebuilds`
+    counts how often its layers were given out anew."""
 
     own: str = ""
     waits_for: str = ""
@@ -126,8 +138,9 @@ class LendLoad(Struct):
 class Load(Struct):
     """A block server's counters since its start; times in microseconds.
 
-    What came too late and was dropped: `dropped_stale` steps, opens and credits of older epochs, `stale` messages meant for another
-    incarnation or sent by a coordinator it has not joined. `handed` counts the messages whose rows it left in memory for the next stage.
+    What came too late and was dropped: `dropped_stale` steps, opens and credits of older epochs,
+    `stale` messages meant for another incarnation or sent by a coordinator it has not joined.
+    `handed` counts the messages whose rows it left in memory for the next stage.
     """
 
     sessions: U64 = 0

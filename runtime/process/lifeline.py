@@ -1,8 +1,9 @@
 """The child's side of supervision: a child never outlives its parent, and says when it is ready.
 
-`hold` is the first thing a child does, before heavy imports; this module imports only the standard library. A parent's death reaches the
-child twice over: the kernel kills it when the thread that started it ends (pdeathsig), and a pipe whose other end only the parent
-holds reads as ended. The second also works where the first was lost, or where the parent died before the child got this far.
+`hold` is the first thing a child does, before heavy imports; this module imports only the standard
+library. A parent's death reaches the child twice over: the kernel kills it when the thread that
+started it ends (pdeathsig), and a pipe whose other end only the parent holds reads as ended. The
+second also works where the first was lost, or where the parent died before the child got this far.
 """
 
 import ctypes
@@ -23,14 +24,16 @@ _ORPHAN_STATUS: Final = 1
 
 
 class Lifeline:
-    """A child's line to the parent that started it; inert in a process started by hand. `restarts`: how often it was started again before."""
+    """A child's line to the parent that started it; inert in a process started by hand. `restarts`:
+    how often it was started again before."""
 
     def __init__(self, ready_fd: int | None, restarts: int = 0) -> None:
         self._ready_fd = ready_fd
         self.restarts = restarts
 
     def ready(self, endpoint: str, incarnation: int) -> None:
-        """Tell the parent that this process is there for others. The first `ready` or `failed` counts."""
+        """Tell the parent that this process is there for others. The first `ready` or `failed`
+        counts."""
         self._say({"endpoint": endpoint, "incarnation": incarnation})
 
     def failed(self, kind: str, message: str, where: str = "") -> None:
@@ -50,7 +53,8 @@ class Lifeline:
 
 
 def hold(environ: MutableMapping[str, str] = os.environ) -> Lifeline:
-    """Tie this process to the parent named in the environment, and take the names out of it: they are not for our own children.
+    """Tie this process to the parent named in the environment, and take the names out of it: they
+    are not for our own children.
 
     Exits at once if the parent is gone already.
     """

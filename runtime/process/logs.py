@@ -1,8 +1,10 @@
-"""What processes log, on stderr: lines for people, or one JSON object a line. `$ZRT_LOG` says from which level on, and how.
+"""What processes log, on stderr: lines for people, or one JSON object a line. `$ZRT_LOG` says from
+which level on, and how.
 
-A record's `session`, `step`, `ms` and `where` (an actor, a session, a client), given as `extra`, are fields of their own; `actor` is the
-process's own name. Sessions are logged in hexadecimal, as people see them elsewhere. At `info` a session's beginning and end are told, and
-what happens to processes and routes; at `debug` each turn and token.
+A record's `session`, `step`, `ms` and `where` (an actor, a session, a client), given as `extra`,
+are fields of their own; `actor` is the process's own name. Sessions are logged in hexadecimal, as
+people see them elsewhere. At `info` a session's beginning and end are told, and what happens to
+processes and routes; at `debug` each turn and token.
 """
 
 import json
@@ -18,12 +20,14 @@ from typing import Final
 from zrt.runtime.errors import ZrtError
 
 VARIABLE: Final = "ZRT_LOG"
-"""LEVEL or LEVEL:FORMAT, such as info:json. In `dated` text each line has the date and the actor's name, as in a log of several processes."""
+"""LEVEL or LEVEL:FORMAT, such as info:json. In `dated` text each line has the date and the actor's
+name, as in a log of several processes."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json", "dated")
 FIELDS: Final = ("where", "session", "step", "ms")
 MOST: Final = 700
-"""Characters of a message, and of a traceback's end, in a JSON line: whoever passes lines on cuts long ones."""
+"""Characters of a message, and of a traceback's end, in a JSON line: whoever passes lines on cuts
+long ones."""
 STAMP: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ")
 """How a dated line begins."""
 
@@ -44,7 +48,8 @@ def settings(text: str) -> tuple[str, str]:
 
 
 class Words(logging.Handler):
-    """Lines on stderr. What a full pipe does not take is dropped: a parent that hangs must not hold its children up."""
+    """Lines on stderr. What a full pipe does not take is dropped: a parent that hangs must not hold
+    its children up."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(BlockingIOError, ValueError):  # ValueError: stderr is closed
@@ -52,7 +57,8 @@ class Words(logging.Handler):
 
 
 class Text(logging.Formatter):
-    """For people: time, level, actor, message, and the fields that are there. What is not `dated` is passed on by a parent, which says the actor."""
+    """For people: time, level, actor, message, and the fields that are there. What is not `dated`
+    is passed on by a parent, which says the actor."""
 
     def __init__(self, *, dated: bool = True) -> None:
         super().__init__()
@@ -75,7 +81,8 @@ class Text(logging.Formatter):
 
 
 class Json(Text):
-    """For programs: an object with `at` (Unix seconds), `level`, `actor`, `module`, `message`, and the fields that are there."""
+    """For programs: an object with `at` (Unix seconds), `level`, `actor`, `module`, `message`, and
+    the fields that are there."""
 
     def format(self, record: logging.LogRecord) -> str:
         said = _fields(record)
@@ -103,9 +110,11 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def log_to_stderr(*, alone: bool) -> Text:
-    """Log as $ZRT_LOG says, from now on; the lines' format, which is to be told the actor's name once it is known. ZrtError bad_config.
+    """Log as $ZRT_LOG says, from now on; the lines' format, which is to be told the actor's name
+    once it is known. ZrtError bad_config.
 
-    A process that is `alone`, with no parent that says how it gets on, does so itself: by default from `info` on.
+    A process that is `alone`, with no parent that says how it gets on, does so itself: by default
+    from `info` on.
     """
     level, form = settings(os.environ.get(VARIABLE, "") or ("info" if alone else "warning"))
     words = Words()

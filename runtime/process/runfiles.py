@@ -1,4 +1,5 @@
-"""The notes that each `zrt up` leaves for the other commands of this machine: where its cluster is reached, its process id and its name."""
+"""The notes that each `zrt up` leaves for the other commands of this machine: where its cluster is
+reached, its process id and its name."""
 
 import os
 import socket
@@ -38,7 +39,8 @@ def remove() -> None:
 
 
 def notes() -> list[Note]:
-    """Of the clusters that run on this machine, the one started last first; notes of those that were killed are taken away."""
+    """Of the clusters that run on this machine, the one started last first; notes of those that
+    were killed are taken away."""
     found = []
     for path in folder().glob("*.json"):
         try:

@@ -1,4 +1,5 @@
-"""One child process and every descriptor that ties it to us: its pidfd, the death pipe, the ready pipe, and its stderr where we keep that."""
+"""One child process and every descriptor that ties it to us: its pidfd, the death pipe, the ready
+pipe, and its stderr where we keep that."""
 
 import asyncio
 import os
@@ -47,11 +48,13 @@ class Ready(Struct, frozen=True):
 
 
 class Process:
-    """Started by the constructor, in a session of its own (a terminal's Ctrl-C reaches only us). Holds itself until it is reaped.
+    """Started by the constructor, in a session of its own (a terminal's Ctrl-C reaches only us).
+    Holds itself until it is reaped.
 
-    `on_ready(ready)` is called once when it says that it is ready or failed, `on_exit(self)` once when it is gone and reaped; both on the
-    loop. `sink(name, line)` gets its stdout and stderr line by line; without one both go to our stderr. What the process group leaves behind
-    is killed with it.
+    `on_ready(ready)` is called once when it says that it is ready or failed, `on_exit(self)` once
+    when it is gone and reaped; both on the loop. `sink(name, line)` gets its stdout and stderr line
+    by line; without one both go to our stderr. What the process group leaves behind is killed with
+    it.
     """
 
     def __init__(
@@ -66,10 +69,12 @@ class Process:
     ) -> None:
         """`env` is added to our own environment.
 
-        ZrtError bad_config: the program cannot be run; internal: no descriptors or memory left, or not called on the main thread.
+        ZrtError bad_config: the program cannot be run; internal: no descriptors or memory left, or
+        not called on the main thread.
         """
         if threading.current_thread() is not threading.main_thread():
-            # The kernel takes the end of the thread that started a child for the death of its parent (pdeathsig).
+            # The kernel takes the end of the thread that started a child for the death of its
+            # parent (pdeathsig).
             raise ZrtError("internal", f"{name} was to be started from a thread other than the main one")
         self.name = name
         self.exit = 0
@@ -105,7 +110,7 @@ class Process:
         done, _ = await asyncio.wait([self._gone], timeout=timeout)
         return bool(done)
 
-    # ---- start ------------------------------------------------------------------------------------------------------
+    # ---- start -----------------------------------------------------------------------------------
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         ours: list[int] = []
@@ -156,7 +161,7 @@ class Process:
         self._loop.remove_reader(fd)
         os.close(fd)
 
-    # ---- what it says -----------------------------------------------------------------------------------------------
+    # ---- what it says ----------------------------------------------------------------------------
 
     def _on_heard(self) -> None:
         chunk = _read(self._ready_fd)
@@ -200,7 +205,7 @@ class Process:
         if self._sink is not None:
             self._sink(self.name, text)
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
+    # ---- the end ---------------------------------------------------------------------------------
 
     def _on_dead(self) -> None:
         self.kill()

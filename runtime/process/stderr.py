@@ -1,6 +1,8 @@
-"""stderr of a command that looks after processes: what its reader does not take now is dropped, and nobody waits for it.
+"""stderr of a command that looks after processes: what its reader does not take now is dropped, and
+nobody waits for it.
 
-A terminal is held with Ctrl-S, a pager pauses, a connection to a terminal hangs: whoever writes is then held up until somebody reads on.
+A terminal is held with Ctrl-S, a pager pauses, a connection to a terminal hangs: whoever writes is
+then held up until somebody reads on.
 """
 
 import io
@@ -14,18 +16,20 @@ from typing import Any, Final
 from zrt.runtime.process.terminal import FULL
 
 TERMINAL_BYTES: Final = 128
-"""What a terminal takes at once when it says that it takes something: its buffer grows by 256 bytes, and an end of line may become two."""
+"""What a terminal takes at once when it says that it takes something: its buffer grows by 256
+bytes, and an end of line may become two."""
 
 
 class NonBlockingStderr(io.RawIOBase):
-    """Writes to a terminal, pipe or socket; what does not fit is dropped, a write at a time: one that has begun is kept until its end fits.
+    """Writes to a terminal, pipe or socket; what does not fit is dropped, a write at a time: one
+    that has begun is kept until its end fits.
 
     It does not raise: a reader that is gone is one that does not read any more.
     """
 
     def __init__(self, fd: int) -> None:
-        """Writes to what `fd` is open for, through a description of its own where it can have one: to make the caller's non-blocking would
-        make it so for every process that shares it."""
+        """Writes to what `fd` is open for, through a description of its own where it can have one:
+        to make the caller's non-blocking would make it so for every process that shares it."""
         mode = os.fstat(fd).st_mode
         self._fd = -1
         if os.isatty(fd) or stat.S_ISFIFO(mode):
@@ -80,7 +84,8 @@ class NonBlockingStderr(io.RawIOBase):
 
 
 def wait_for_no_reader() -> None:
-    """Let nothing that is written to stderr from now on be waited for. A file takes all there is, and stays as it is."""
+    """Let nothing that is written to stderr from now on be waited for. A file takes all there is,
+    and stays as it is."""
     if isinstance(sys.stderr, io.TextIOWrapper) and not stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode):
         sys.stderr = io.TextIOWrapper(
             NonBlockingStderr(sys.stderr.fileno()),  # type: ignore[type-var]

@@ -1,4 +1,5 @@
-"""Children: command lines that are kept running, restarted within a budget, and ended in good order or at once."""
+"""Children: command lines that are kept running, restarted within a budget, and ended in good order
+or at once."""
 
 import asyncio
 import logging
@@ -22,7 +23,8 @@ NO_START: Final = 127
 
 
 class RestartPolicy(Struct, frozen=True):
-    """A child that dies starts again after `first_s` seconds, then twice as long each time, at most `most_s`; `budget` times in `window_s`."""
+    """A child that dies starts again after `first_s` seconds, then twice as long each time, at most
+    `most_s`; `budget` times in `window_s`."""
 
     budget: int = 5
     window_s: float = 300.0
@@ -31,8 +33,9 @@ class RestartPolicy(Struct, frozen=True):
 
 
 class Death(Struct, frozen=True):
-    """One process of a child is gone. `incarnation` is 0 if it was never ready; `exit` its exit status, negative for a signal. `pid` is 0 if
-    it could not even be started, and `words` say why."""
+    """One process of a child is gone. `incarnation` is 0 if it was never ready; `exit` its exit
+    status, negative for a signal. `pid` is 0 if it could not even be started, and `words` say
+    why."""
 
     name: str
     incarnation: int
@@ -52,7 +55,8 @@ class Death(Struct, frozen=True):
 
 
 class Child:
-    """One command line and its processes, one after another; made by `Supervisor.spawn`. The next process is started with what `argv` is then."""
+    """One command line and its processes, one after another; made by `Supervisor.spawn`. The next
+    process is started with what `argv` is then."""
 
     def __init__(
         self,
@@ -93,10 +97,11 @@ class Child:
         return said.incarnation if said is not None else 0
 
     async def ready(self) -> Ready:
-        """What the process says when its sockets are bound; waits through restarts, each of which has its own deadline.
+        """What the process says when its sockets are bound; waits through restarts, each of which
+        has its own deadline.
 
-        ZrtError: the fault it reported, which is final (it would be met again); or, when it is not started again: deadline if it was not
-        ready in time and so was killed, internal if it died.
+        ZrtError: the fault it reported, which is final (it would be met again); or, when it is not
+        started again: deadline if it was not ready in time and so was killed, internal if it died.
         """
         try:
             return await asyncio.shield(self._ready)
@@ -109,7 +114,8 @@ class Child:
             self._process.kill()
 
     async def stop(self, timeout: float) -> None:
-        """SIGTERM, after `timeout` seconds SIGKILL; it does not start again. ZrtError internal: the kernel does not let it go."""
+        """SIGTERM, after `timeout` seconds SIGKILL; it does not start again. ZrtError internal: the
+        kernel does not let it go."""
         self.dismiss()
         process = self._process
         if process is None:
@@ -212,9 +218,10 @@ class Child:
 class Supervisor:
     """The parent of its children, on the main thread's loop.
 
-    `on_death(death)` is called as soon as a process is gone, before its successor starts; `on_ready(child, ready)` each time one is ready.
-    `sink(name, line)` gets what children write to stdout and stderr, line by line, and their last lines are kept for `Death.words`;
-    without it they write to our stderr.
+    `on_death(death)` is called as soon as a process is gone, before its successor starts;
+    `on_ready(child, ready)` each time one is ready. `sink(name, line)` gets what children write to
+    stdout and stderr, line by line, and their last lines are kept for `Death.words`; without it
+    they write to our stderr.
     """
 
     def __init__(
@@ -239,10 +246,12 @@ class Supervisor:
         ready_s: float = 60.0,
         restart: RestartPolicy | None = None,
     ) -> Child:
-        """Start a child; `await child.ready()` for its endpoint. `env` is added to our environment. By default it is not restarted.
+        """Start a child; `await child.ready()` for its endpoint. `env` is added to our environment.
+        By default it is not restarted.
 
-        A process that is not ready within `ready_s` seconds is killed.
-        ZrtError bad_config: the program cannot be run, or the name is taken; internal: not on the main thread; cancelled: stopping.
+        A process that is not ready within `ready_s` seconds is killed. ZrtError bad_config: the
+        program cannot be run, or the name is taken; internal: not on the main thread; cancelled:
+        stopping.
         """
         if self._stopping:
             raise ZrtError("cancelled", f"{name} is not started: everything is being stopped")
@@ -254,7 +263,8 @@ class Supervisor:
         return child
 
     async def stop(self, timeout: float) -> None:
-        """SIGTERM all children, the last one first; SIGKILL what still runs after `timeout` seconds; reap. Called again meanwhile: SIGKILL at once.
+        """SIGTERM all children, the last one first; SIGKILL what still runs after `timeout`
+        seconds; reap. Called again meanwhile: SIGKILL at once.
 
         ZrtError internal: the kernel does not let one go.
         """

@@ -1,4 +1,5 @@
-"""What a command owes its terminal: signals end it in good order, its standard streams exist, and it talks on when nobody listens."""
+"""What a command owes its terminal: signals end it in good order, its standard streams exist, and
+it talks on when nobody listens."""
 
 import asyncio
 import errno
@@ -23,7 +24,8 @@ _T = TypeVar("_T")
 
 
 def open_streams() -> None:
-    """Put /dev/null where a standard stream is closed, so that no pipe or socket of ours takes its number."""
+    """Put /dev/null where a standard stream is closed, so that no pipe or socket of ours takes its
+    number."""
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
@@ -37,7 +39,8 @@ def open_streams() -> None:
 
 
 def all_descriptors() -> None:
-    """Take as many descriptors as the system lets this process and its children have: a shell's limit is soon reached by connections."""
+    """Take as many descriptors as the system lets this process and its children have: a shell's
+    limit is soon reached by connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):  # more than the kernel itself allows
@@ -45,7 +48,8 @@ def all_descriptors() -> None:
 
 
 class _Interrupt:
-    """A signal handler that raises KeyboardInterrupt, and remembers: Python drops what is raised inside an import's or a collector's callback."""
+    """A signal handler that raises KeyboardInterrupt, and remembers: Python drops what is raised
+    inside an import's or a collector's callback."""
 
     def __init__(self) -> None:
         self.came = False
@@ -56,20 +60,22 @@ class _Interrupt:
 
 
 def interruptible() -> None:
-    """Let SIGTERM, and SIGHUP where it is not ignored (nohup), raise KeyboardInterrupt as Ctrl-C does."""
+    """Let SIGTERM, and SIGHUP where it is not ignored (nohup), raise KeyboardInterrupt as Ctrl-C
+    does."""
     interrupt = _Interrupt()
     for number in ending_signals():
         signal.signal(number, interrupt)
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Those that end a command: all of ENDS, but not SIGHUP in a process that was started to outlive its terminal."""
+    """Those that end a command: all of ENDS, but not SIGHUP in a process that was started to
+    outlive its terminal."""
     return [number for number in ENDS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def say(text: str) -> None:
-    """A line on stderr. A command's work does not end because nobody reads what it says about it: a line that a full disk does not take is
-    dropped, and a reader that is gone is told no more."""
+    """A line on stderr. A command's work does not end because nobody reads what it says about it: a
+    line that a full disk does not take is dropped, and a reader that is gone is told no more."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError as error:
@@ -80,7 +86,8 @@ def say(text: str) -> None:
 
 
 def listens(stream: TextIO) -> bool:
-    """Whether a line can be written now. A pager or a terminal that is paused takes none, and whoever writes is held up."""
+    """Whether a line can be written now. A pager or a terminal that is paused takes none, and
+    whoever writes is held up."""
     ready = select.poll()
     try:
         ready.register(stream.fileno(), select.POLLOUT)
@@ -97,7 +104,8 @@ def mute(stream: TextIO) -> None:
 
 
 def drop_held_back(stream: TextIO) -> None:
-    """Else it would be tried with each line that follows, and at the end make the exit status one of Python's own."""
+    """Else it would be tried with each line that follows, and at the end make the exit status one
+    of Python's own."""
     fd = stream.fileno()
     kept = os.dup(fd)
     try:
@@ -122,7 +130,8 @@ class Foreground:
         self._runner.__exit__(kind, error, trace)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """What `work()` returns. A signal that ends a command cancels it; KeyboardInterrupt once it has cleaned up."""
+        """What `work()` returns. A signal that ends a command cancels it; KeyboardInterrupt once it
+        has cleaned up."""
         try:
             return self._runner.run(_cancelled_by_signals(work))
         except asyncio.CancelledError:

@@ -1,9 +1,9 @@
 """Chat templates: Jinja programs that come with a model and write a chat the way it was trained on.
 
-What a template may use is documented by transformers ("Writing a chat template"): the variables `messages`, `tools`,
-`documents`, `add_generation_prompt` and the special tokens by name, the functions `raise_exception` and `strftime_now`,
-a `tojson` that leaves characters as they are, `break` and `continue`, and a `generation` block, which only marks what
-the assistant says.
+What a template may use is documented by transformers ("Writing a chat template"): the variables
+`messages`, `tools`, `documents`, `add_generation_prompt` and the special tokens by name, the
+functions `raise_exception` and `strftime_now`, a `tojson` that leaves characters as they are,
+`break` and `continue`, and a `generation` block, which only marks what the assistant says.
 """
 
 import json
@@ -20,7 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class ChatTemplate:
-    """One template. It runs in Jinja's sandbox: it may fail in any way, but reach nothing outside of its arguments."""
+    """One template. It runs in Jinja's sandbox: it may fail in any way, but reach nothing outside
+    of its arguments."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` by the names that templates use, such as bos_token."""
@@ -28,7 +29,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text of a chat of {role, content}, up to where the assistant goes on. Raises what the template raises."""
+        """The text of a chat of {role, content}, up to where the assistant goes on. Raises what the
+        template raises."""
         return self._compiled.render(
             messages=[dict(message) for message in messages],
             tools=None,

@@ -1,9 +1,11 @@
-"""Token ids to text, one by one: what `Tokenizer.decode` would say of all of them, in pieces that are never taken back.
+"""Token ids to text, one by one: what `Tokenizer.decode` would say of all of them, in pieces that
+are never taken back.
 
-Two ways, chosen by the tokenizer's decoder. Byte-level vocabularies (GPT-2's and most since) map each token to bytes, so
-an incremental UTF-8 decoder says the same as decoding all at once. For all others a window of the last tokens is decoded
-with and without the new one, and the difference is the piece; there, a run of byte-fallback tokens such as `<0xE4>` is
-held back until another token ends it, since the tokenizers library judges a run as a whole: one wrong byte turns all its
+Two ways, chosen by the tokenizer's decoder. Byte-level vocabularies (GPT-2's and most since) map
+each token to bytes, so an incremental UTF-8 decoder says the same as decoding all at once. For all
+others a window of the last tokens is decoded with and without the new one, and the difference is
+the piece; there, a run of byte-fallback tokens such as `<0xE4>` is held back until another token
+ends it, since the tokenizers library judges a run as a whole: one wrong byte turns all its
 characters into U+FFFD.
 """
 
@@ -16,8 +18,9 @@ from typing import Any, Final, Protocol
 from zrt.runtime.text.tokenizer import Tokenizer, clean_up
 
 WINDOW: Final = 8
-"""Visible tokens that give a new one its context. One would do for the known decoders, whose rules look at the first
-token (leading space) or at the one before; more keep that first-token rule away from tokens that are empty or blank."""
+"""Visible tokens that give a new one its context. One would do for the known decoders, whose rules
+look at the first token (leading space) or at the one before; more keep that first-token rule away
+from tokens that are empty or blank."""
 
 UNFINISHED: Final = 3
 """Tokens that an unfinished character may have: one less than the bytes of the longest."""
@@ -26,9 +29,11 @@ BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Detokenizer:
-    """The text of one session's tokens. Special tokens, `hidden` ones, and ids outside of the vocabulary have no text.
+    """The text of one session's tokens. Special tokens, `hidden` ones, and ids outside of the
+    vocabulary have no text.
 
-    A prompt may end inside a character (given as token ids): if the first tokens complete it, their text begins with that character.
+    A prompt may end inside a character (given as token ids): if the first tokens complete it, their
+    text begins with that character.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), hidden: Set[int] = frozenset()) -> None:
@@ -49,7 +54,8 @@ class Detokenizer:
         return piece if self._clean is None else self._clean.push(piece)
 
     def finish(self) -> str:
-        """The text held back, an unfinished character as U+FFFD. Call it once, after the last token."""
+        """The text held back, an unfinished character as U+FFFD. Call it once, after the last
+        token."""
         piece = self._pieces.finish()
         return piece if self._clean is None else self._clean.push(piece) + self._clean.finish()
 
@@ -63,7 +69,8 @@ class _Pieces(Protocol):
 
 
 class _Bytes:
-    """Byte-level tokens. One with a character that stands for no byte (added tokens have such) is text as it is."""
+    """Byte-level tokens. One with a character that stands for no byte (added tokens have such) is
+    text as it is."""
 
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -84,7 +91,8 @@ class _Bytes:
 
 
 def _byte_of() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes in order for U+0100 and on."""
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes in order for U+0100
+    and on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(rest)}
@@ -127,10 +135,11 @@ class _Window:
 class CleanUp:
     """transformers' clean_up_tokenization over a stream.
 
-    It removes spaces only, in patterns that begin with a space and have four characters at most, so no pattern spans a
-    cut after four characters that are no spaces. A cut right before a space is spanned in two ways: after ` '`, where
-    that space may be the rest of ` ' `; and where ` ' ` may take that space away, so that what follows is the `'` of
-    ` n't` or ` 'm`. Of several spaces, the last two alone can be in a pattern.
+    It removes spaces only, in patterns that begin with a space and have four characters at most, so
+    no pattern spans a cut after four characters that are no spaces. A cut right before a space is
+    spanned in two ways: after ` '`, where that space may be the rest of ` ' `; and where ` ' ` may
+    take that space away, so that what follows is the `'` of ` n't` or ` 'm`. Of several spaces, the
+    last two alone can be in a pattern.
     """
 
     CUT: Final = re.compile(r"(?<=[^ ]{4})|(?<! ')(?:(?= [^ '])|(?<! n)(?:(?<! )(?= )|(?=  )))")

@@ -6,10 +6,12 @@ from zrt.runtime.errors import ZrtError
 
 
 class StopMatcher:
-    """Lets text through up to the first stop string, and holds back what could be the beginning of one.
+    """Lets text through up to the first stop string, and holds back what could be the beginning of
+    one.
 
-    The first stop to be complete ends the text, as the answer ends there; of two complete at the same character, the
-    longer. So the outcome depends on the text alone, not on the pieces it comes in.
+    The first stop to be complete ends the text, as the answer ends there; of two complete at the
+    same character, the longer. So the outcome depends on the text alone, not on the pieces it comes
+    in.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -23,7 +25,8 @@ class StopMatcher:
         """The stop string that ended the text."""
 
     def push(self, piece: str) -> str:
-        """Add text, and return what surely stands before any stop string. Empty for good after a match."""
+        """Add text, and return what surely stands before any stop string. Empty for good after a
+        match."""
         if self.matched is not None:
             return ""
         text = self._held + piece
@@ -42,7 +45,8 @@ class StopMatcher:
         return held
 
     def _beginning(self, text: str) -> int:
-        """Where the longest end of `text` starts that is the beginning of a stop string; its length if there is none."""
+        """Where the longest end of `text` starts that is the beginning of a stop string; its length
+        if there is none."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stops):
                 return start

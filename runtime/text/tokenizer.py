@@ -1,6 +1,7 @@
 """Text to token ids and back, by a model's own tokenizer.
 
-Built on tokenizers and jinja2 alone: transformers takes half a second to import, and some of its versions bring torch.
+Built on tokenizers and jinja2 alone: transformers takes half a second to import, and some of its
+versions bring torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,9 @@ CLEAN_UP: Final = (
 class Tokenizer:
     """A model's own tokenizer: vocabulary, special tokens, chat template.
 
-    Encoding takes time in proportion to the text; a long prompt belongs in a thread. Others run meanwhile: it releases the GIL, as tokenizers'
-    `encode` does not (0.23: 0.5 s for 1 MB), but its `encode_batch`.
+    Encoding takes time in proportion to the text; a long prompt belongs in a thread. Others run
+    meanwhile: it releases the GIL, as tokenizers' `encode` does not (0.23: 0.5 s for 1 MB), but its
+    `encode_batch`.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: TokenizerSettings, name: str) -> None:
@@ -43,7 +45,8 @@ class Tokenizer:
         names = {name: token.content for name, token in settings.named.items()}
         self._template = None if settings.template is None else ChatTemplate(settings.template, names)
         self.cleans_up = settings.cleans_up and type(backend.model).__name__ != "BPE"
-        """Whether decoding ends with `clean_up`. As in transformers, never for byte-pair vocabularies."""
+        """Whether decoding ends with `clean_up`. As in transformers, never for byte-pair
+        vocabularies."""
 
     @classmethod
     def open(cls, folder: Path) -> "Tokenizer | None":
@@ -60,10 +63,11 @@ class Tokenizer:
             raise ZrtError("bad_model", f"the tokenizer of {folder} does not load: {error}") from error
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The ids of a chat of {role, content}, ready for the assistant's turn, by the model's own template.
+        """The ids of a chat of {role, content}, ready for the assistant's turn, by the model's own
+        template.
 
-        BOS stands first exactly once where the model wants it, whether or not its template writes it.
-        Errors: bad_request, when there is nothing to say, no template, or the template raises.
+        BOS stands first exactly once where the model wants it, whether or not its template writes
+        it. Errors: bad_request, when there is nothing to say, no template, or the template raises.
         """
         if not messages or not messages[-1].get("content"):
             raise ZrtError("bad_request", "the prompt is empty")
@@ -79,8 +83,8 @@ class Tokenizer:
         return ids
 
     def encode_raw(self, text: str) -> list[int]:
-        """The ids of `text` as it is, with the special tokens that the tokenizer adds. BOS is not doubled when the
-        text begins with it. Errors: bad_request on an empty text."""
+        """The ids of `text` as it is, with the special tokens that the tokenizer adds. BOS is not
+        doubled when the text begins with it. Errors: bad_request on an empty text."""
         if not text:
             raise ZrtError("bad_request", "the prompt is empty")
         ids = self._encode(text, special=True)
@@ -103,7 +107,8 @@ class Tokenizer:
 
 
 def clean_up(text: str) -> str:
-    """Without the spaces that a word vocabulary leaves before punctuation and English contractions."""
+    """Without the spaces that a word vocabulary leaves before punctuation and English
+    contractions."""
     for spaced, clean in CLEAN_UP:
         text = text.replace(spaced, clean)
     return text

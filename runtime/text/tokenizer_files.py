@@ -11,7 +11,8 @@ import tokenizers
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """tokenizer_config.json, special_tokens_map.json (older models) and chat_template.jinja, as far as there are any."""
+    """tokenizer_config.json, special_tokens_map.json (older models) and chat_template.jinja, as far
+    as there are any."""
 
     named: dict[str, tokenizers.AddedToken]
     """Special tokens by the names that chat templates use, such as bos_token."""
@@ -26,7 +27,8 @@ class TokenizerSettings:
 
     @classmethod
     def read(cls, folder: Path) -> "TokenizerSettings":
-        """Raises what files of other forms than these raise: OSError, ValueError, TypeError, LookupError."""
+        """Raises what files of other forms than these raise: OSError, ValueError, TypeError,
+        LookupError."""
         said = _object(folder / "tokenizer_config.json")
         tokens = _object(folder / "special_tokens_map.json") | said
         named = {name: value for name, value in tokens.items() if name.endswith("_token")}
@@ -48,8 +50,8 @@ class TokenizerSettings:
     def add_to(self, backend: tokenizers.Tokenizer) -> None:
         """Add what tokenizer.json lacks or says otherwise, with the outcome that transformers has.
 
-        A token listed by its id is matched as listed, and special if listed so. One with a name is special. Any other
-        special token is added if it is not there at all.
+        A token listed by its id is matched as listed, and special if listed so. One with a name is
+        special. Any other special token is added if it is not there at all.
         """
         present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
         wanted = present | {token.content: token for token in self.listed}
@@ -59,7 +61,8 @@ class TokenizerSettings:
             wanted[name.content] = token
         for token in self.others:
             wanted.setdefault(token.content, token)
-        # the library takes time for each call, and some models have thousands of added tokens that it knows already
+        # the library takes time for each call, and some models have thousands of added tokens that
+        # it knows already
         backend.add_tokens([token for text, token in wanted.items() if repr(token) != repr(present.get(text))])
 
 

@@ -1,8 +1,11 @@
-"""What has been read from a ROUTER but not handed on yet, and whoever sends so much that it cannot be: a flood.
+"""What has been read from a ROUTER but not handed on yet, and whoever sends so much that it cannot
+be: a flood.
 
-libzmq's own bound (RCVHWM) stops reading a connection, and in version 4.3.5 a connection that breaks while it is stopped may end the
-process: a PING among what is still buffered is answered on a descriptor that is no longer watched, which libzmq asserts never happens. So
-nothing is stopped: the reader takes what there is, and who has more of it here than anybody else when it gets too much loses its connection.
+libzmq's own bound (RCVHWM) stops reading a connection, and in version 4.3.5 a connection that
+breaks while it is stopped may end the process: a PING among what is still buffered is answered on a
+descriptor that is no longer watched, which libzmq asserts never happens. So nothing is stopped: the
+reader takes what there is, and who has more of it here than anybody else when it gets too much
+loses its connection.
 """
 
 import os
@@ -20,7 +23,8 @@ MESSAGES: Final = 32_768
 BYTES: Final = 1024 * 1024 * 1024
 """What may wait, of all peers together. A peer of ours has far less open: credit bounds it."""
 DROPS: Final = 1024
-"""A flood is cut off anew after so many more messages: it may have come back under the same routing id."""
+"""A flood is cut off anew after so many more messages: it may have come back under the same routing
+id."""
 
 _LEAST: Final = 2
 """Bytes that the shortest frame takes on a connection."""
@@ -56,7 +60,8 @@ class FloodGuard:
         return frames
 
     def push(self, frames: Frames) -> bytes | None:
-        """Keep a message, its peer's routing id first. The peer that is now taken for a flood, if this was too much: what it had here is dropped."""
+        """Keep a message, its peer's routing id first. The peer that is now taken for a flood, if
+        this was too much: what it had here is dropped."""
         peer, size = bytes(frames[0]), _size(frames)
         queue = self._queues.get(peer)
         if queue is None:
@@ -76,7 +81,8 @@ class FloodGuard:
         return most
 
     def refuses(self, frames: Frames, last: zmq.Frame) -> bool:
-        """Whether a message that was read is part of a flood, and so comes to nothing. `last` is its last frame, which knows its connection."""
+        """Whether a message that was read is part of a flood, and so comes to nothing. `last` is
+        its last frame, which knows its connection."""
         flood = self._floods.get(bytes(frames[0])) if self._floods else None
         if flood is None:
             return False
@@ -119,7 +125,8 @@ def _size(frames: Frames) -> int:
 def _cut(frame: zmq.Frame, read: int) -> None:
     """End the connection that a frame came over, from which `read` bytes or more have been read.
 
-    libzmq may have closed it meanwhile, and its descriptor be another's by now: one over which less has come is left alone.
+    libzmq may have closed it meanwhile, and its descriptor be another's by now: one over which less
+    has come is left alone.
     """
     with (
         suppress(OSError, zmq.ZMQError, struct.error),

@@ -21,12 +21,14 @@ _UP: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 
 class Link:
-    """A connection to the ROUTER at `endpoint`. Each DEALER lives for one connection and has its own `routing_id()`.
+    """A connection to the ROUTER at `endpoint`. Each DEALER lives for one connection and has its
+    own `routing_id()`.
 
-    `on_down` is called once when the connection breaks, cannot be made, or is not ZMTP, after everything that had arrived was handed
-    to `on_message`. By default that is the end of the link. With `reconnect`, for an endpoint that is configured and so may come
-    back, a new DEALER tries again, 50 ms to 1 s apart; `send` refuses while it is not up, so that nothing meant for one process
-    reaches the next. `lost_kind` is the kind of error a lost peer means.
+    `on_down` is called once when the connection breaks, cannot be made, or is not ZMTP, after
+    everything that had arrived was handed to `on_message`. By default that is the end of the link.
+    With `reconnect`, for an endpoint that is configured and so may come back, a new DEALER tries
+    again, 50 ms to 1 s apart; `send` refuses while it is not up, so that nothing meant for one
+    process reaches the next. `lost_kind` is the kind of error a lost peer means.
     """
 
     def __init__(
@@ -93,14 +95,16 @@ class Link:
         self._watched = descriptor(self._monitor)
         self._loop.add_reader(self._watched, self._watch)
         self._loop.call_soon(self._watch)
-        # Some strangers (an HTTP server) pass for a peer of ZMTP's first version and are never reported.
+        # Some strangers (an HTTP server) pass for a peer of ZMTP's first version and are never
+        # reported.
         self._patience = self._loop.call_later(self._sockets.connect_ms / 1000, self._over)
 
     def _hand_on(self, frames: Frames) -> None:
         self._on_message(self, frames)
 
     def _watch(self) -> None:
-        """Read the connection's events. There are a handful in its life, so the loop's turn is no concern here."""
+        """Read the connection's events. There are a handful in its life, so the loop's turn is no
+        concern here."""
         while self._dealer is not None:
             try:
                 report = self._monitor.recv_multipart(_DONTWAIT)
@@ -115,7 +119,8 @@ class Link:
                 self._on_up(self)
 
     def _over(self) -> None:
-        # The last words of a peer that has gone may still be unread: a reply beats the news of its sender's death.
+        # The last words of a peer that has gone may still be unread: a reply beats the news of its
+        # sender's death.
         self._mailbox.drain()
         if self.closed:
             return

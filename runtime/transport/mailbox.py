@@ -1,8 +1,10 @@
-"""A mailbox: the one reader of one socket, on the loop's own file descriptors, and an outbox for each of the socket's peers.
+"""A mailbox: the one reader of one socket, on the loop's own file descriptors, and an outbox for
+each of the socket's peers.
 
-libzmq's descriptor tells of a change once and then stays silent until everything has been looked at, and any call on the socket may
-consume what it told. Hence: read until EAGAIN (a bounded number of messages, then the loop gets its turn), look again after each send, and
-retry what a peer had no room for at every wake-up (a ROUTER's POLLOUT says nothing of one peer), with a timer beneath it.
+libzmq's descriptor tells of a change once and then stays silent until everything has been looked
+at, and any call on the socket may consume what it told. Hence: read until EAGAIN (a bounded number
+of messages, then the loop gets its turn), look again after each send, and retry what a peer had no
+room for at every wake-up (a ROUTER's POLLOUT says nothing of one peer), with a timer beneath it.
 """
 
 import asyncio
@@ -25,21 +27,26 @@ TURN: Final = 64
 TURN_S: Final = 0.01
 """Seconds after which it gets its turn in any case: a few messages may be long ones."""
 GATHER_S: Final = 0.01
-"""Seconds a turn may go on to read, without handing on, what it did not get to: libzmq holds without bound what is not read."""
+"""Seconds a turn may go on to read, without handing on, what it did not get to: libzmq holds
+without bound what is not read."""
 RETRY_S: Final = 0.01
 LEND: Final = 256 * 1024
-"""Frames from this size on are lent to libzmq rather than copied: below, the copy is cheaper than the bookkeeping (measured)."""
+"""Frames from this size on are lent to libzmq rather than copied: below, the copy is cheaper than
+the bookkeeping (measured)."""
 VIEW: Final = 16 * 1024
-"""Received frames from this size on are handed out as views of libzmq's memory, smaller ones as bytes."""
+"""Received frames from this size on are handed out as views of libzmq's memory, smaller ones as
+bytes."""
 
 _DONTWAIT: Final = int(zmq.DONTWAIT)
 _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 class Mailbox:
-    """Owns `socket`, a ROUTER (`routed`) or a DEALER; `on_message` gets each multipart that arrives, a ROUTER's with the peer's routing id first.
+    """Owns `socket`, a ROUTER (`routed`) or a DEALER; `on_message` gets each multipart that
+    arrives, a ROUTER's with the peer's routing id first.
 
-    Peers are named by their routing ids; a DEALER's one peer is b"". Every method is called on the loop's thread.
+    Peers are named by their routing ids; a DEALER's one peer is b"". Every method is called on the
+    loop's thread.
     """
 
     def __init__(self, socket: Socket, on_message: Callable[[Frames], None], *, routed: bool, limit: int) -> None:
@@ -58,14 +65,17 @@ class Mailbox:
         self._loop.add_reader(self._fd, self._wake)
         self._schedule()  # what arrived before the reader was there is not told again
 
-    # ---- sending ----------------------------------------------------------------------------------------------------
+    # ---- sending ---------------------------------------------------------------------------------
 
     def send(self, frames: Frames, peer: bytes = b"") -> bool:
-        """Send, or queue behind what already waits for this peer. False if a ROUTER knows no such peer (any more).
+        """Send, or queue behind what already waits for this peer. False if a ROUTER knows no such
+        peer (any more).
 
-        The frames are bytes or flat views of bytes; a view's memory is not written to while the peer may still have to take it.
+        The frames are bytes or flat views of bytes; a view's memory is not written to while the
+        peer may still have to take it.
 
-        ZrtError too_large: a frame over `limit`; overloaded: the peer's outbox is full; cancelled: the mailbox is closed.
+        ZrtError too_large: a frame over `limit`; overloaded: the peer's outbox is full; cancelled:
+        the mailbox is closed.
         """
         if self._closed:
             raise ZrtError("cancelled", "the mailbox is closed")
@@ -104,7 +114,8 @@ class Mailbox:
     async def room(self, timeout: float, peer: bytes = b"") -> None:
         """Wait until the peer's outbox is at most half full.
 
-        ZrtError deadline after `timeout` seconds; stage_lost when the peer is gone, the reason when the mailbox is closed.
+        ZrtError deadline after `timeout` seconds; stage_lost when the peer is gone, the reason when
+        the mailbox is closed.
         """
         outbox = self._outboxes.get(peer)
         if outbox is None or outbox.roomy:
@@ -121,7 +132,8 @@ class Mailbox:
                 outbox.waiters.remove(waiter)
 
     def _give(self, frames: Frames, peer: bytes) -> bool:
-        """Hand a message to libzmq: False if it has no room. Only the first frame can be refused."""
+        """Hand a message to libzmq: False if it has no room. Only the first frame can be
+        refused."""
         send = self._socket.send
         try:
             if self._routed:
@@ -173,10 +185,11 @@ class Mailbox:
         if outbox is not None:
             outbox.fail(ZrtError("stage_lost", "the peer is gone"))
 
-    # ---- reading ----------------------------------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Read all that has arrived, for the last time. Only after the connection is over, so that there is an end to it."""
+        """Read all that has arrived, for the last time. Only after the connection is over, so that
+        there is an end to it."""
         while not self._closed and not self._reading and self._read(TURN):
             pass
 
@@ -221,7 +234,8 @@ class Mailbox:
         return True
 
     def _gather(self) -> None:
-        """Take in what this turn did not get to, so that it is counted: whoever sends too much of it is cut off."""
+        """Take in what this turn did not get to, so that it is counted: whoever sends too much of
+        it is cut off."""
         late = time.monotonic() + GATHER_S
         while (frames := self._receive()) is not None:
             flood = self._backlog.push(frames)
@@ -231,7 +245,8 @@ class Mailbox:
                 break
 
     def _receive(self) -> Frames | None:
-        """The next message from the socket, None if there is none, or none for now among what a flood left."""
+        """The next message from the socket, None if there is none, or none for now among what a
+        flood left."""
         receive = self._socket.recv
         for _ in range(TURN):
             if not readable(self._socket):  # a fifth of what EAGAIN's exception costs
@@ -246,10 +261,11 @@ class Mailbox:
                 return frames
         return None
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
+    # ---- the end ---------------------------------------------------------------------------------
 
     def close(self, reason: ZrtError) -> None:
-        """Stop reading, drop what waits in outboxes, close the socket (which still sends what it has, for LINGER_MS).
+        """Stop reading, drop what waits in outboxes, close the socket (which still sends what it
+        has, for LINGER_MS).
 
         `reason` is what those who wait for room get.
         """

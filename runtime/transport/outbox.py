@@ -1,4 +1,5 @@
-"""What one peer has yet to take: messages its socket had no room for, and large buffers that libzmq still reads from."""
+"""What one peer has yet to take: messages its socket had no room for, and large buffers that libzmq
+still reads from."""
 
 import asyncio
 from collections import deque
@@ -47,7 +48,8 @@ class Outbox:
 
     @property
     def roomy(self) -> bool:
-        """At most half full: whoever waits for room may go on, and a message of up to half the bound is sure to fit."""
+        """At most half full: whoever waits for room may go on, and a message of up to half the
+        bound is sure to fit."""
         return self._fits(0, MESSAGES // 2, BYTES // 2)
 
     def push(self, frames: Frames, size: int) -> None:

@@ -1,8 +1,10 @@
-"""The one place that makes ZeroMQ sockets: the context they live in, their options, and the endpoints they bind.
+"""The one place that makes ZeroMQ sockets: the context they live in, their options, and the
+endpoints they bind.
 
-A DEALER made here lives for one connection: libzmq never reconnects it. Its own way to say so (RECONNECT_IVL -1) ends the pipe as soon
-as the peer is gone and drops what had already arrived, a last reply for one, so the reconnect is put off for a day instead, and
-whoever owns the DEALER closes it at the first sign that its connection is over (see link.py).
+A DEALER made here lives for one connection: libzmq never reconnects it. Its own way to say so
+(RECONNECT_IVL -1) ends the pipe as soon as the peer is gone and drops what had already arrived, a
+last reply for one, so the reconnect is put off for a day instead, and whoever owns the DEALER
+closes it at the first sign that its connection is over (see link.py).
 """
 
 import asyncio
@@ -19,20 +21,23 @@ from zrt.runtime.errors import ZrtError
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
 HIGH_WATER: Final = 256
-"""Messages that libzmq holds for one peer on their way out, besides the outbox. On their way in there is no such bound (see flood_guard.py)."""
+"""Messages that libzmq holds for one peer on their way out, besides the outbox. On their way in
+there is no such bound (see flood_guard.py)."""
 LINGER_MS: Final = 250
 """How long a closed socket still tries to send what it was given."""
 CLOSE_S: Final = 5.0
 """How long a context may take to end, lingering included."""
 CONNECT_MS: Final = 5_000
-"""A host that does not answer, or a peer that accepts but does not speak ZMTP (a stopped process), is given up after this."""
+"""A host that does not answer, or a peer that accepts but does not speak ZMTP (a stopped process),
+is given up after this."""
 PING_MS: Final = 2_000
 PING_TIMEOUT_MS: Final = 10_000
 """A connection whose other side is stopped, or whose host is gone, breaks after this.
 
-DEALERs find out by ZMTP heartbeats, which libzmq's own thread answers, so that a busy process stays connected. ROUTERs leave it to TCP:
-what they sent is not taken for this long, or the host does not answer. libzmq 4.3.5 may end the process when a ROUTER's own heartbeat is
-due on a connection that has broken after another took its routing id over.
+DEALERs find out by ZMTP heartbeats, which libzmq's own thread answers, so that a busy process stays
+connected. ROUTERs leave it to TCP: what they sent is not taken for this long, or the host does not
+answer. libzmq 4.3.5 may end the process when a ROUTER's own heartbeat is due on a connection that
+has broken after another took its routing id over.
 """
 KEEPALIVE_S: Final = 2
 """How often a ROUTER's silent connection is tried."""
@@ -54,12 +59,14 @@ _WILDCARDS: Final = frozenset({"", "*", "0.0.0.0", "::"})
 
 
 class Sockets:
-    """One ZeroMQ context and what is made in it. Used by one thread; whoever makes it closes it, after all its sockets."""
+    """One ZeroMQ context and what is made in it. Used by one thread; whoever makes it closes it,
+    after all its sockets."""
 
     def __init__(
         self, *, connect_ms: int = CONNECT_MS, ping_timeout_ms: int = PING_TIMEOUT_MS, receive_bytes: int = -1
     ) -> None:
-        """`receive_bytes` lie at most in the kernel for a DEALER that does not read; -1: as many as it likes, which may be megabytes."""
+        """`receive_bytes` lie at most in the kernel for a DEALER that does not read; -1: as many as
+        it likes, which may be megabytes."""
         self.connect_ms = connect_ms
         self._ping_timeout_ms = ping_timeout_ms
         self._receive_bytes = receive_bytes
@@ -71,9 +78,10 @@ class Sockets:
     def router(self, listen: str, advertise: str | None, *, limit: int) -> tuple[Socket, str]:
         """A bound ROUTER and the endpoint others connect to. Port 0 becomes the port that was free.
 
-        `advertise` (tcp://host or tcp://host:port) replaces what `listen` names, for peers that reach this host by another name; a
-        port it leaves out is the one bound. Frames over `limit` bytes end the connection that sends them.
-        ZrtError bad_config: not an endpoint, a port that is taken, or a wildcard that advertises nothing.
+        `advertise` (tcp://host or tcp://host:port) replaces what `listen` names, for peers that
+        reach this host by another name; a port it leaves out is the one bound. Frames over `limit`
+        bytes end the connection that sends them. ZrtError bad_config: not an endpoint, a port that
+        is taken, or a wildcard that advertises nothing.
         """
         host, port = split_endpoint(listen)
         if host in _WILDCARDS and advertise is None:
@@ -85,8 +93,9 @@ class Sockets:
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
         socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
-        # A peer whose routing id is unknown is an error (EHOSTUNREACH), not silence; a client that comes back under its own
-        # routing id takes over from its old connection, which may not have been noticed to be dead yet.
+        # A peer whose routing id is unknown is an error (EHOSTUNREACH), not silence; a client that
+        # comes back under its own routing id takes over from its old connection, which may not have
+        # been noticed to be dead yet.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
@@ -106,7 +115,8 @@ class Sockets:
             raise
 
     def dealer(self, routing_id: bytes, endpoint: str, *, limit: int) -> tuple[Socket, Socket]:
-        """A DEALER that connects to `endpoint`, and the PAIR on which libzmq reports the connection's events.
+        """A DEALER that connects to `endpoint`, and the PAIR on which libzmq reports the
+        connection's events.
 
         ZrtError bad_config: not an endpoint; internal: no descriptor is left.
         """
@@ -152,7 +162,8 @@ class Sockets:
         return socket
 
     async def close(self) -> None:
-        """End the context. Takes up to LINGER_MS where something is still being sent. ZrtError internal if a socket was left open."""
+        """End the context. Takes up to LINGER_MS where something is still being sent. ZrtError
+        internal if a socket was left open."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 
@@ -165,7 +176,8 @@ class Sockets:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(settle)
 
-        # term() blocks, so it has a thread of its own; a daemon, since a forgotten socket would hold it for ever.
+        # term() blocks, so it has a thread of its own; a daemon, since a forgotten socket would
+        # hold it for ever.
         threading.Thread(target=end, name="zmq-term", daemon=True).start()
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -180,7 +192,8 @@ def descriptor(socket: Socket) -> int:
 
 
 def readable(socket: Socket) -> bool:
-    """Whether a message waits. Asking lets libzmq look at what it has been told, so it is not told again."""
+    """Whether a message waits. Asking lets libzmq look at what it has been told, so it is not told
+    again."""
     return bool(cast(int, socket.get(_EVENTS)) & _POLLIN)
 
 

@@ -18,7 +18,8 @@ _event: Final[Decoder[ClientEvent]] = Decoder(ClientEvent)
 
 
 def encode_client(request: ClientRequest) -> bytes:
-    """ZrtError too_large, or bad_request: a text that is not Unicode (Python's strings may hold half a character)."""
+    """ZrtError too_large, or bad_request: a text that is not Unicode (Python's strings may hold
+    half a character)."""
     try:
         return written(_encoder.encode(request), MAX_CLIENT_FRAME)
     except UnicodeEncodeError:
@@ -26,7 +27,8 @@ def encode_client(request: ClientRequest) -> bytes:
 
 
 def decode_client(frame: "Buffer") -> ClientRequest:
-    """WireError bad_request (names the field), unknown_op (no such `type`) or too_large, with the request's id where it can be read."""
+    """WireError bad_request (names the field), unknown_op (no such `type`) or too_large, with the
+    request's id where it can be read."""
     view = view_of(frame, MAX_CLIENT_FRAME)
     try:
         return _client.decode(view)

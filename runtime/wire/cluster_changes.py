@@ -1,4 +1,5 @@
-"""Snapshots of a cluster by difference: what changed between two of them (for the coordinator), and the next one from that (for a client). Pure.
+"""Snapshots of a cluster by difference: what changed between two of them (for the coordinator), and
+the next one from that (for a client). Pure.
 
 The rules are those of the message `Changes` in messages/client.py.
 """
@@ -21,7 +22,8 @@ T = TypeVar("T", bound=Struct)
 
 
 def between(old: Cluster, new: Cluster) -> Changes:
-    """What is different in `new`. All of its `happened` is news; `id` and `serial` are the caller's to set."""
+    """What is different in `new`. All of its `happened` is news; `id` and `serial` are the caller's
+    to set."""
     actors: dict[str, dict[str, Any] | None] = {}
     known = {actor.name: actor for actor in old.actors}
     for actor in new.actors:
@@ -65,9 +67,11 @@ class Snapshots:
         self._serial = 0
 
     def take(self, event: Cluster | Changes) -> Cluster | None:
-        """The cluster after this event; None if events before it were missed, so that none can be made until a `cluster` comes.
+        """The cluster after this event; None if events before it were missed, so that none can be
+        made until a `cluster` comes.
 
-        Processes and sessions that did not change are the same objects as before. ZrtError bad_request: the changes are none to this cluster.
+        Processes and sessions that did not change are the same objects as before. ZrtError
+        bad_request: the changes are none to this cluster.
         """
         if isinstance(event, Cluster):
             self._last, self._serial = event, 0

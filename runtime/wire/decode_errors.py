@@ -21,8 +21,8 @@ _BODY_PATH: Final = (None, SampledToken, None, HopTime)
 class WireError(ZrtError):
     """What a peer sent is refused: bad_request, unknown_op or too_large.
 
-    `header` is the message's header where it could be read, `id` a client message's id where it could (else empty),
-    so that the sender can be told.
+    `header` is the message's header where it could be read, `id` a client message's id where it
+    could (else empty), so that the sender can be told.
     """
 
     def __init__(self, kind: Kind, message: str, *, header: Header | None = None, id: str = "") -> None:
@@ -57,7 +57,8 @@ def bad_header(error: Exception) -> WireError:
 
 
 def bad_tagged(what: str, error: Exception, frame: memoryview, union: Any) -> WireError:
-    """Why a map with a `type` did not decode as one of `union`: a `type` that nobody knows, or the field at fault."""
+    """Why a map with a `type` did not decode as one of `union`: a `type` that nobody knows, or the
+    field at fault."""
     named = _peek(_named, frame)
     id = named.id if named else ""
     tag = _peek(_tag, frame)
@@ -68,7 +69,8 @@ def bad_tagged(what: str, error: Exception, frame: memoryview, union: Any) -> Wi
 
 
 def _explain(what: str, error: Exception, levels: tuple[type[Struct] | None, ...]) -> str:
-    """`what.field: what was expected`. `levels` tells what each index in msgspec's path stands for: a list's item (None) or a Struct's field."""
+    """`what.field: what was expected`. `levels` tells what each index in msgspec's path stands for:
+    a list's item (None) or a Struct's field."""
     if isinstance(error, RecursionError):
         return f"{what}: nested too deeply"
     if isinstance(error, UnicodeDecodeError):

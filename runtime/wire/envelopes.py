@@ -27,8 +27,9 @@ ControlMessage: TypeAlias = Done | Failed | MemberMessage | SessionMessage
 Body: TypeAlias = InferenceRequest | ControlMessage | WorkerRequest | WorkerResponse | LayerTraffic
 
 SCHEMAS: Final = ("inference", "control", "ranks", "layers")
-"""What `Header.body` may name: `InferenceRequest`; one of `ControlMessage`, told apart by its `type`; or of `WorkerRequest`, in a reply of
-`WorkerResponse`, by its `op`; or of `LayerTraffic`, by its `type`."""
+"""What `Header.body` may name: `InferenceRequest`; one of `ControlMessage`, told apart by its
+`type`; or of `WorkerRequest`, in a reply of `WorkerResponse`, by its `op`; or of `LayerTraffic`, by
+its `type`."""
 
 _encoder: Final = Encoder()
 _header: Final = Decoder(Header)
@@ -36,9 +37,11 @@ _control: Final[Decoder[ControlMessage]] = Decoder(ControlMessage)
 
 
 def encode(header: Header, body: Body) -> list[bytes | memoryview]:
-    """The frames of one message; sets `header.body`. ZrtError too_large if a frame would exceed its limit.
+    """The frames of one message; sets `header.body`. ZrtError too_large if a frame would exceed its
+    limit.
 
-    The first two are fresh; a data frame shares the memory of `body.data`, which stays untouched until it is sent.
+    The first two are fresh; a data frame shares the memory of `body.data`, which stays untouched
+    until it is sent.
     """
     frames: list[bytes | memoryview] = []
     if isinstance(body, InferenceRequest | StepBatch):
@@ -65,10 +68,11 @@ def encode(header: Header, body: Body) -> list[bytes | memoryview]:
 
 
 def decode(frames: "Sequence[Buffer]") -> tuple[Header, Body]:
-    """One message of two or three frames. Its tensor data is a slice of the frame that carried it, not a copy.
+    """One message of two or three frames. Its tensor data is a slice of the frame that carried it,
+    not a copy.
 
-    WireError bad_request: not decodable, another protocol version, or steps, shape, dtype and data that do not agree;
-    unknown_op: no such schema or control message; too_large.
+    WireError bad_request: not decodable, another protocol version, or steps, shape, dtype and data
+    that do not agree; unknown_op: no such schema or control message; too_large.
     """
     if not frames:
         raise WireError("bad_request", "a message has a header and a body frame, got none")

@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4}
-"""What `Header.dtype` may name. Token ids are uint32 (or unnamed), hidden states one of the floats; all little-endian."""
+"""What `Header.dtype` may name. Token ids are uint32 (or unnamed), hidden states one of the floats;
+all little-endian."""
 LAST_POSITION: Final = 2**32 - 1
 
 
 def decode_inference(frame: "Buffer") -> InferenceRequest:
-    """A bare request: u32-LE token ids of shape [n], or f16-LE hidden states of shape [1, n, hidden], n >= 1.
+    """A bare request: u32-LE token ids of shape [n], or f16-LE hidden states of shape [1, n,
+    hidden], n >= 1.
 
-    Whatever KwaaiNet's own decoder takes is taken (see codecs/kwaai.py), then shape, data and position are checked.
-    WireError bad_request, too_large.
+    Whatever KwaaiNet's own decoder takes is taken (see codecs/kwaai.py), then shape, data and
+    position are checked. WireError bad_request, too_large.
     """
     request = read_request(view_of(frame, MAX_FRAME))
     if request.payload_type == "token_ids":
@@ -38,7 +40,8 @@ def decode_inference(frame: "Buffer") -> InferenceRequest:
 
 
 def encode_inference(request: InferenceRequest, *, array: bool = False) -> bytes:
-    """A bare request, for a block server or a KwaaiNet node. Both read bin; `array` writes the documented integers.
+    """A bare request, for a block server or a KwaaiNet node. Both read bin; `array` writes the
+    documented integers.
 
     ZrtError too_large."""
     check_room(memoryview(request.data).nbytes, MAX_FRAME)
@@ -52,7 +55,8 @@ def encode_response(response: InferenceResponse, *, array: bool = False) -> byte
 
 
 def decode_response(frame: "Buffer") -> InferenceResponse:
-    """A bare reply. `data` is a slice of the frame where it is bin; it is not compared with `shape`. WireError bad_request, too_large."""
+    """A bare reply. `data` is a slice of the frame where it is bin; it is not compared with
+    `shape`. WireError bad_request, too_large."""
     try:
         return kwaai.read_response(view_of(frame, MAX_FRAME))
     except Undecodable as error:
@@ -76,7 +80,8 @@ def check_tensor(request: InferenceRequest, dtype: str, rows: int) -> None:
 
 
 def check_shape(request: InferenceRequest, rows: int) -> str:
-    """`shape` is [rows] for token ids, [1, rows, hidden] for hidden states; what they are called."""
+    """`shape` is [rows] for token ids, [1, rows, hidden] for hidden states; what they are
+    called."""
     shape = request.shape
     if request.payload_type == "token_ids":
         what, fits, wanted = "token IDs", shape == [rows], f"[{rows}]"

@@ -36,7 +36,8 @@ def encode_layers(message: LayerTraffic) -> bytes:
 
 
 def decode_layers(frame: "Buffer") -> LayerTraffic:
-    """A bare message, whose tensor is as large as its shape says. WireError bad_request, unknown_op, too_large."""
+    """A bare message, whose tensor is as large as its shape says. WireError bad_request,
+    unknown_op, too_large."""
     message = _read_layer_message(view_of(frame, MAX_FRAME))
     _check_raw(message)
     return message

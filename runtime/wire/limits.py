@@ -19,7 +19,8 @@ MAX_CLIENT_FRAME: Final = 16 * 1024 * 1024
 MAX_HEADER: Final = 16 * 1024 * 1024
 """Bytes of a header frame, and of a control message."""
 MAX_HOLLOW: Final = 1024 * 1024
-"""Bytes of an inference message behind a header: its data is below INLINE, or in a frame of its own. Reading more, value by value, takes long."""
+"""Bytes of an inference message behind a header: its data is below INLINE, or in a frame of its
+own. Reading more, value by value, takes long."""
 
 
 def octets(data: memoryview) -> memoryview:

@@ -1,4 +1,5 @@
-"""What happens when a peer takes less than it is sent: bounded outboxes, refusal, waiting for room, and nobody else held up."""
+"""What happens when a peer takes less than it is sent: bounded outboxes, refusal, waiting for room,
+and nobody else held up."""
 
 import asyncio
 import time
@@ -157,7 +158,8 @@ async def test_a_client_that_goes_while_it_is_blocked_leaves_nothing_behind(star
 
 
 async def test_a_flood_does_not_hold_up_the_loop(start: Start) -> None:
-    """A peer that sends as fast as it can: the loop still gets its turn between a bounded number of messages."""
+    """A peer that sends as fast as it can: the loop still gets its turn between a bounded number of
+    messages."""
     actor = await start(Actor("a"))
     served = 0
 

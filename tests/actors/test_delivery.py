@@ -1,4 +1,5 @@
-"""What a client that takes nothing, or was away, hears once it listens again; and for how long it may."""
+"""What a client that takes nothing, or was away, hears once it listens again; and for how long it
+may."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Who sends more than is read, and who breaks its connection in the middle of it: nobody's process ends, or grows without bound."""
+"""Who sends more than is read, and who breaks its connection in the middle of it: nobody's process
+ends, or grows without bound."""
 
 import socket
 import subprocess
@@ -32,10 +33,12 @@ async def main():
 
 asyncio.run(main())
 """
-"""An actor in a process of its own, since its end is what is feared here. It answers a question mark."""
+"""An actor in a process of its own, since its end is what is feared here. It answers a question
+mark."""
 FLOOD_S = 15.0
 MOST = 700 << 20
-"""Bytes of resident memory that a flood of the shortest messages may take: 64 for each that libzmq holds until the flood is noticed."""
+"""Bytes of resident memory that a flood of the shortest messages may take: 64 for each that libzmq
+holds until the flood is noticed."""
 PING_S = 2.0
 """How often libzmq pings."""
 

@@ -142,7 +142,8 @@ async def test_busy_time_counts_the_function_that_runs(executor: ComputeExecutor
 
 
 async def _worst_beyond_empty(executor: ComputeExecutor, work: object, actor: Actor) -> float:
-    """How much longer the loop was held up at worst than an empty one beside it, while the executor works and the actor answers itself."""
+    """How much longer the loop was held up at worst than an empty one beside it, while the executor
+    works and the actor answers itself."""
     async with EmptyLoop() as empty:
         with StallMeter() as meter:
             for _ in range(8):
@@ -180,7 +181,8 @@ async def test_the_loop_is_not_held_up_while_the_lane_computes(
 ) -> None:
     actor = await start(Actor("a"))
     actor.handle(Shutdown, lambda body, envelope: Done())
-    # The machine's own hiccups hit one process or the other, so the best of a few rounds counts: a real stall is in each of them.
+    # The machine's own hiccups hit one process or the other, so the best of a few rounds counts: a
+    # real stall is in each of them.
     beyond = []
     for _ in range(ROUNDS):
         beyond.append(await _worst_beyond_empty(executor, work, actor))
@@ -198,7 +200,8 @@ async def test_the_meter_sees_a_loop_that_is_held_up() -> None:
 
 
 async def test_what_raised_is_let_go_of_once_its_error_is(executor: ComputeExecutor) -> None:
-    """Whatever a function worked with, weights and sockets: without the garbage collector, which may come late."""
+    """Whatever a function worked with, weights and sockets: without the garbage collector, which
+    may come late."""
 
     class Weights:
         pass

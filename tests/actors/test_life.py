@@ -238,7 +238,8 @@ async def test_lateness_is_the_worst_of_the_last_one_to_two_windows() -> None:
 
 
 async def test_a_periodic_keeps_its_pace() -> None:
-    """Each call is due a period after the last one was due, not after it ran, so that lateness does not add up."""
+    """Each call is due a period after the last one was due, not after it ran, so that lateness does
+    not add up."""
     times: list[float] = []
     started = time.monotonic()
     periodic = Periodic(0.02, lambda: times.append(time.monotonic()), Lateness())

@@ -246,7 +246,8 @@ async def test_shutdown_is_answered_and_ends_the_member(start: Start, pair: tupl
 async def test_a_member_takes_orders_from_its_coordinator_alone(
     start: Start, pair: tuple[Coordinator, Worker], name: str
 ) -> None:
-    """Another process of the coordinator's name is what a coordinator of the past is: not the one that knows us."""
+    """Another process of the coordinator's name is what a coordinator of the past is: not the one
+    that knows us."""
     _, worker = pair
     asker = await start(Actor(name))
     with pytest.raises(ZrtError) as raised:
@@ -274,7 +275,8 @@ async def test_a_new_coordinators_order_may_come_before_its_answer_to_a_registra
 async def test_orders_are_obeyed_in_the_order_they_came_whenever_the_registration_is_answered(
     start: Start, endpoint: str
 ) -> None:
-    """Some come before it has been read, one at that very moment, and one when it has, but those before have not been obeyed yet."""
+    """Some come before it has been read, one at that very moment, and one when it has, but those
+    before have not been obeyed yet."""
     coordinator, worker = Coordinator(endpoint), Worker(endpoint)
     obeyed: list[int] = []
     worker.obey(Credit, lambda body, envelope: obeyed.append(envelope.body.upto))  # type: ignore[union-attr]
@@ -325,7 +327,8 @@ async def test_beats_go_on_while_the_lane_works(pair: tuple[Coordinator, Worker]
 async def test_a_member_that_was_held_up_longer_than_the_silence_allowed_has_lost_nothing(
     start: Start, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own lateness is not the coordinator's silence: the answer to its last beat has been waiting."""
+    """Its own lateness is not the coordinator's silence: the answer to its last beat has been
+    waiting."""
     monkeypatch.setattr(member_module, "SILENCE_S", 0.2)
     coordinator = Coordinator(endpoint)
     async with elsewhere(coordinator):

@@ -1,4 +1,5 @@
-"""Questions and tells between two actors: what comes back, in which order, and what is counted when nothing can."""
+"""Questions and tells between two actors: what comes back, in which order, and what is counted when
+nothing can."""
 
 import asyncio
 import logging
@@ -74,7 +75,9 @@ async def test_a_question_gets_what_its_handler_returns(start: Start, handler: H
     ],
     ids=["raises", "raises later", "has a bug", "returns Failed", "a kind nobody knows"],
 )
-async def test_a_question_that_fails_raises_at_the_asker(start: Start, handler: Handler[Any], kind: str, text: str) -> None:
+async def test_a_question_that_fails_raises_at_the_asker(
+    start: Start, handler: Handler[Any], kind: str, text: str
+) -> None:
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
     answerer.handle(Close, handler)
     with pytest.raises(ZrtError, match=text) as raised:

@@ -85,7 +85,8 @@ async def test_a_peer_that_was_never_there_is_a_death(start: Start, free_port: i
 
 
 async def test_what_a_peer_said_before_it_died_arrives(start: Start) -> None:
-    """Replies sent in the same moment as the connection is closed: none may be lost, and none may come after the death."""
+    """Replies sent in the same moment as the connection is closed: none may be lost, and none may
+    come after the death."""
     asker = await start(Actor("a"))
     for _ in range(10):
         answerer = Actor("b")
@@ -171,7 +172,7 @@ async def test_an_endpoint_that_changed_hands_belongs_to_the_new_incarnation(sta
     assert deaths == [old]
 
 
-# ---- links by themselves --------------------------------------------------------------------------------------------
+# ---- links by themselves -------------------------------------------------------------------------
 
 
 class Watched:

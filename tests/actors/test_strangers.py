@@ -1,4 +1,5 @@
-"""Bare peers, and peers that send what no actor would: each gets an answer or nothing, and the actor goes on."""
+"""Bare peers, and peers that send what no actor would: each gets an answer or nothing, and the
+actor goes on."""
 
 import asyncio
 import logging

@@ -1,4 +1,5 @@
-"""How long a client waits for its next token after a kill, with a replica ready: the demo model, real processes."""
+"""How long a client waits for its next token after a kill, with a replica ready: the demo model,
+real processes."""
 
 import asyncio
 import random
@@ -21,7 +22,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.demo]
 
 
 async def next_token(client: Client, cluster: Running, stage: int, prompt: list[int]) -> tuple[list[int], float]:
-    """The ids of an answer whose replica of `stage` is killed, and the seconds from the kill to the first token of its replay."""
+    """The ids of an answer whose replica of `stage` is killed, and the seconds from the kill to the
+    first token of its replay."""
     ids: list[int] = []
     killed, seconds, replays = 0.0, 0.0, False
     stream = client.generate(token_ids=prompt, max_tokens=24, temperature=0.0, ignore_eos=True)
@@ -42,7 +44,8 @@ async def next_token(client: Client, cluster: Running, stage: int, prompt: list[
 
 
 def test_the_next_token_comes_soon_after_a_kill(demo_model: Path, tmp_path: Path) -> None:
-    """With a replica ready, at 200 tokens of history, for each of two stages. The prompts differ, so no replica has seen them."""
+    """With a replica ready, at 200 tokens of history, for each of two stages. The prompts differ,
+    so no replica has seen them."""
     conf = tmp_path / "cluster.toml"
     conf.write_text(cluster_file(demo_model, [None] * 2, replicas=2, threads=2, model_context=512, kv_bytes="128MiB"))
 

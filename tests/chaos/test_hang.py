@@ -1,6 +1,8 @@
-"""A stopped process is worse than a dead one: SIGSTOP of each, in each phase. Whoever waits sees a named error or goes on, in bounded time.
+"""A stopped process is worse than a dead one: SIGSTOP of each, in each phase. Whoever waits sees a
+named error or goes on, in bounded time.
 
-Each cell prints one JSON line: who was stopped, when, what the client saw, how long that took, and when the cluster served again.
+Each cell prints one JSON line: who was stopped, when, what the client saw, how long that took, and
+when the cluster served again.
 """
 
 import asyncio
@@ -27,7 +29,8 @@ PROMPT = [5, 17, 99, 3]
 LONG = 20_000
 TOKENS = {"prefill": 8, "decode": 500}
 KILLED_S = 8.0
-"""A stopped process is dead after this: 3 s of silence, a beat, a look each second, and a loaded machine."""
+"""A stopped process is dead after this: 3 s of silence, a beat, a look each second, and a loaded
+machine."""
 SEEN_S = 30.0
 """The client has its answer, or its error, after this: the kill, a restart, a replay."""
 READY_S = 120.0
@@ -124,7 +127,7 @@ def cells(sample: set[tuple[str, str]], *, who: tuple[str, ...], phases: tuple[s
     return [pytest.param(*pair, marks=[] if pair in sample else pytest.mark.chaos) for pair in pairs]
 
 
-# ---- while it serves ------------------------------------------------------------------------------------------------
+# ---- while it serves -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -211,7 +214,8 @@ async def test_a_process_is_stopped_while_one_is_drained(who: str, shared: Runni
 @pytest.mark.chaos
 @pytest.mark.parametrize("seconds", [2.0, 120.0], ids=["for a moment", "until its session is gone"])
 async def test_a_client_is_stopped(seconds: float, shared: Running) -> None:
-    """Its session ends once what lies between them is full, and when it goes on it says why, or has the rest of its answer."""
+    """Its session ends once what lies between them is full, and when it goes on it says why, or has
+    the rest of its answer."""
     words = ["generate", "--token-ids", "5,17,99,3", "--temperature", "0", "--max-tokens"]
     tokens = 2000 if seconds < 5 else 50000
     client = start_zrt(*words, str(tokens), "--connect", shared.endpoint, home=shared.home)
@@ -245,7 +249,8 @@ async def test_a_client_is_stopped(seconds: float, shared: Running) -> None:
 
 @pytest.mark.chaos
 async def test_a_stage_that_goes_on_after_it_was_given_up_is_not_obeyed_as_what_it_was(shared: Running) -> None:
-    """Nobody can kill it: `zrt up` is stopped as well. It joins again, and its sessions are replayed."""
+    """Nobody can kill it: `zrt up` is stopped as well. It joins again, and its sessions are
+    replayed."""
     async with Client(shared.endpoint) as client:
         wanted = await answer(client, "decode")
         stream = ask(client, "decode")
@@ -272,7 +277,7 @@ async def test_a_stage_that_goes_on_after_it_was_given_up_is_not_obeyed_as_what_
     await serves(shared.endpoint, wanted)
 
 
-# ---- killed parents -------------------------------------------------------------------------------------------------
+# ---- killed parents ------------------------------------------------------------------------------
 
 
 def ports(processes: list[psutil.Process]) -> list[int]:
@@ -304,7 +309,7 @@ def test_nothing_outlives_a_killed_process_and_its_ports_are_free(who: str, shar
         assert family(shared.home) == []
 
 
-# ---- while it starts ------------------------------------------------------------------------------------------------
+# ---- while it starts -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +336,8 @@ def started(up: "subprocess.Popen[str]", home: Path, who: str, phase: str) -> ps
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(("who", "phase"), cells(set(), who=WHO, phases=("loading", "starting")))
 def test_a_process_is_stopped_while_the_cluster_starts(who: str, phase: str, slow: Path, tmp_path: Path) -> None:
-    """`zrt up` says how it went: ready, or why not; and then nothing is left. `zrt up` itself goes on where it was stopped."""
+    """`zrt up` says how it went: ready, or why not; and then nothing is left. `zrt up` itself goes
+    on where it was stopped."""
     up = start_zrt("up", conf_file(slow, tmp_path, model_weights="random"), home=tmp_path)
     try:
         stopped = started(up, tmp_path, who, phase)

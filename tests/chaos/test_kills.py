@@ -1,6 +1,8 @@
-"""SIGKILL of stages, in every phase of a session and with every way to go on; and a hundred of them under load. Real processes.
+"""SIGKILL of stages, in every phase of a session and with every way to go on; and a hundred of them
+under load. Real processes.
 
-Each cell prints one JSON line: who was killed, when, which way there was, what the client saw, and the seconds until its next token.
+Each cell prints one JSON line: who was killed, when, which way there was, what the client saw, and
+the seconds until its next token.
 """
 
 import asyncio
@@ -70,7 +72,8 @@ def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def clusters(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Running]]:
-    """The cluster with this way to go on. One of narrower spares is new each time, since its plan has grown."""
+    """The cluster with this way to go on. One of narrower spares is new each time, since its plan
+    has grown."""
     with ExitStack() as stack:
         up: dict[str, tuple[Running, ExitStack]] = {}
 
@@ -88,7 +91,8 @@ def clusters(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 @dataclass
 class Heard:
-    """What one session's client hears. `since` is when the kill was, 0 before; `recovered` seconds later came the first token of the new way."""
+    """What one session's client hears. `since` is when the kill was, 0 before; `recovered` seconds
+    later came the first token of the new way."""
 
     ids: list[int] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
@@ -170,7 +174,8 @@ def complete(seen: Cluster) -> bool:
 
 
 async def routed(client: Client, prompt_tokens: int) -> list[str]:
-    """The block servers that the session with so long a prompt runs through, as soon as it has a route."""
+    """The block servers that the session with so long a prompt runs through, as soon as it has a
+    route."""
     async with asyncio.timeout(WAIT_S):
         while True:
             for one in (await client.status()).sessions:
@@ -206,7 +211,8 @@ def cells() -> list[Any]:
 async def test_a_stage_is_killed(
     way: str, phase: str, stage: str, clusters: Callable[[str], Running], undisturbed: str
 ) -> None:
-    """The client gets every token once, and they are those of a cluster that nothing happened to."""
+    """The client gets every token once, and they are those of a cluster that nothing happened
+    to."""
     cluster = await asyncio.to_thread(clusters, way)
     chooser = random.Random(f"{way} {phase} {stage}")
     short = phase == "mid-decode"
@@ -249,7 +255,7 @@ async def test_a_stage_is_killed(
     assert seen.recovered > 0
 
 
-# ---- a hundred ------------------------------------------------------------------------------------------------------
+# ---- a hundred -----------------------------------------------------------------------------------
 
 SESSIONS = 8
 WARM = 10
@@ -259,7 +265,8 @@ DESCRIPTORS = 4
 
 
 class Load:
-    """Sessions that run one after another in each of 8 places, half of them greedy, until they are told to end; each answer is checked."""
+    """Sessions that run one after another in each of 8 places, half of them greedy, until they are
+    told to end; each answer is checked."""
 
     def __init__(self, client: Client, wanted: list[list[int]]) -> None:
         self.answers = 0
@@ -333,7 +340,8 @@ def held(processes: list[psutil.Process]) -> list[tuple[int, int]]:
 async def test_kills_under_load_lose_nothing(
     kills: int, seed: int, clusters: Callable[[str], Running], tiny: Path, undisturbed: str, tmp_path: Path
 ) -> None:
-    """Whoever is killed runs a session; when all 8 get on again, the next is. Many kills meet spares besides."""
+    """Whoever is killed runs a session; when all 8 get on again, the next is. Many kills meet
+    spares besides."""
     chooser = random.Random(seed)
     wanted = [await answer(undisturbed, **Load.request(index)) for index in range(SESSIONS)]
     with ExitStack() as stack:

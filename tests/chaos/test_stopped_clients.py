@@ -1,4 +1,5 @@
-"""Clients that are stopped (SIGSTOP) in the middle of their answers, for so long that their connections break, and then go on."""
+"""Clients that are stopped (SIGSTOP) in the middle of their answers, for so long that their
+connections break, and then go on."""
 
 import signal
 import subprocess

@@ -1,4 +1,5 @@
-"""100,000 spoilt messages, and connections that are none, against real processes: nobody dies or grows, and answers stay what they were."""
+"""100,000 spoilt messages, and connections that are none, against real processes: nobody dies or
+grows, and answers stay what they were."""
 
 import asyncio
 import random
@@ -28,7 +29,8 @@ from zrt.runtime.wire.envelopes import decode, encode
 PROMPT = [5, 17, 99, 3]
 WARM, MUTANTS = 20_000, 100_000
 GROWTH = 40 << 20
-"""Bytes of resident memory a process may gain once it is warm: what its allocator has not given back."""
+"""Bytes of resident memory a process may gain once it is warm: what its allocator has not given
+back."""
 DESCRIPTORS = 4
 SETTLE_S = 60.0
 BACK_S = 15.0
@@ -89,7 +91,8 @@ def sizes(cluster: Running) -> dict[str, tuple[int, int, int]]:
 
 
 async def sizes_within(cluster: Running, before: dict[str, tuple[int, int, int]], growth: int) -> None:
-    """Nobody died, nor holds more than that beyond what it held, once what was let go is closed and given back."""
+    """Nobody died, nor holds more than that beyond what it held, once what was let go is closed and
+    given back."""
 
     def beyond(after: dict[str, tuple[int, int, int]]) -> list[str]:
         return [
@@ -141,7 +144,8 @@ async def test_a_hundred_thousand_mutants(cluster: Running) -> None:
     victims: Counter[str] = Counter()
 
     async def victim() -> None:
-        """Its id and epochs are told to the stranger: it ends in an error, or with the right tokens."""
+        """Its id and epochs are told to the stranger: it ends in an error, or with the right
+        tokens."""
         ids: list[int] = []
         try:
             async with Client(cluster.endpoint) as client, asyncio.timeout(SETTLE_S):

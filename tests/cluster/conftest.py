@@ -1,4 +1,5 @@
-"""Supervision is tested on uvloop and on asyncio's own loop; the rest of this folder on the default one."""
+"""Supervision is tested on uvloop and on asyncio's own loop; the rest of this folder on the default
+one."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -28,7 +28,7 @@ def conf(
     return str(file)
 
 
-# ---- words ----------------------------------------------------------------------------------------------------------
+# ---- words ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_nobody_answers_there(tmp_path: Path) -> None:
     assert "no cluster answers at tcp://127.0.0.1:1: is it up?" in done.stderr
 
 
-# ---- cluster files and models ---------------------------------------------------------------------------------------
+# ---- cluster files and models --------------------------------------------------------------------
 
 
 def refused(done: object, status: int, *named: str, home: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_home_that_cannot_be_written(tiny: Path, tmp_path: Path) -> None:
     refused(run_zrt("up", conf(tmp_path, model=tiny), "--detach", home=home), 2, "ZRT_HOME", home=home)
 
 
-# ---- requests -------------------------------------------------------------------------------------------------------
+# ---- requests ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

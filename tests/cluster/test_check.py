@@ -39,7 +39,7 @@ def conf(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-# ---- zrt check ------------------------------------------------------------------------------------------------------
+# ---- zrt check -----------------------------------------------------------------------------------
 
 
 def test_a_usable_model_is_described(make_model: MakeModel, zrt: Zrt) -> None:
@@ -100,7 +100,7 @@ def test_what_is_no_model_is_said(tmp_path: Path, zrt: Zrt) -> None:
     assert f"zrt: bad_model: the folder {tmp_path} has no config.json" in done.stderr
 
 
-# ---- zrt plan -------------------------------------------------------------------------------------------------------
+# ---- zrt plan ------------------------------------------------------------------------------------
 
 
 def test_a_plan_is_a_table(make_model: MakeModel, conf: Callable[..., Path], zrt: Zrt) -> None:
@@ -256,7 +256,7 @@ def test_what_cannot_be_planned_is_a_bad_config(make_model: MakeModel, conf: Cal
     assert "5 stages for 4 blocks" in done.stderr
 
 
-# ---- zrt up ---------------------------------------------------------------------------------------------------------
+# ---- zrt up --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["cut in the data", "a file missing", "fp8 with a scale"])

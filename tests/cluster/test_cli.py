@@ -52,7 +52,7 @@ def until_no_session(cluster: Running) -> None:
     asyncio.run(watch())
 
 
-# ---- generate -------------------------------------------------------------------------------------------------------
+# ---- generate ------------------------------------------------------------------------------------
 
 
 def test_an_answer_goes_to_stdout_and_its_figures_to_stderr(cluster: Running) -> None:
@@ -121,7 +121,7 @@ def test_a_session_is_cancelled_by_another_command(cluster: Running) -> None:
     assert json.loads(out)["error"]["kind"] == "cancelled"
 
 
-# ---- chat -----------------------------------------------------------------------------------------------------------
+# ---- chat ----------------------------------------------------------------------------------------
 
 
 def test_each_turn_of_a_chat_knows_the_turns_before(cluster: Running) -> None:
@@ -190,7 +190,7 @@ def test_ctrl_c_instead_of_a_line_leaves_a_chat(cluster: Running) -> None:
         assert "Traceback" not in terminal.screen
 
 
-# ---- status, down ---------------------------------------------------------------------------------------------------
+# ---- status, down --------------------------------------------------------------------------------
 
 
 def test_status_shows_every_process_and_session(cluster: Running) -> None:
@@ -236,7 +236,8 @@ def test_progress_is_shown_where_stderr_is_a_terminal(cluster: Running) -> None:
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_detached_cluster_outlives_its_command(cluster: Running, model: Path, form: str) -> None:
-    """It is the last one started here, so it is meant; when it has ended, the one before it is. Each line of its log has one form, and one time."""
+    """It is the last one started here, so it is meant; when it has ended, the one before it is.
+    Each line of its log has one form, and one time."""
     file = cluster.home / "second.toml"
     file.write_text(cluster_file(model, [None], cluster_name="second", log_level="info", log_format=form))
     done = cluster.zrt("up", str(file), "--detach")

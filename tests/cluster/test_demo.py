@@ -1,4 +1,5 @@
-"""The demo model through real processes: the same answers as transformers, and what a stage costs in memory."""
+"""The demo model through real processes: the same answers as transformers, and what a stage costs
+in memory."""
 
 import re
 import subprocess
@@ -99,7 +100,8 @@ def test_the_coordinator_never_loads_torch(cluster: Running) -> None:
 
 
 def test_a_stage_costs_its_own_shard(cluster: Running, demo_model: Path, bare: int) -> None:
-    """The peak of resident memory, loading included, over that of a blank block server; KV pages come only with sessions."""
+    """The peak of resident memory, loading included, over that of a blank block server; KV pages
+    come only with sessions."""
     spec = read_spec(demo_model)
     children = cluster.children()
     stages = [name for name in sorted(children) if name.startswith("stage")]

@@ -1,4 +1,5 @@
-"""Layers lent to workers under `zrt up`: one that it starts, and one that joins from elsewhere with a cache of its own."""
+"""Layers lent to workers under `zrt up`: one that it starts, and one that joins from elsewhere with
+a cache of its own."""
 
 import json
 import re
@@ -97,7 +98,8 @@ def test_a_cluster_lends_to_a_worker_of_its_own_and_to_one_elsewhere_and_outlive
 def test_the_readmes_two_commands_lend_a_second_machines_memory(
     make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """As they stand, but for the two machines' addresses, which are both this one's, and the model, of which two blocks fit on the first one."""
+    """As they stand, but for the two machines' addresses, which are both this one's, and the model,
+    of which two blocks fit on the first one."""
     folder = make_model("llama", num_hidden_layers=6)
     text = README.read_text().partition("## Lending layers")[2]
     conf, commands = text.split("```toml\n")[1].partition("```")[0], text.split("```\n")[2].partition("```")[0]

@@ -1,4 +1,5 @@
-"""The life of a cluster: interrupted at every moment of its start, its processes killed one by one. Nothing hangs, nothing is left behind."""
+"""The life of a cluster: interrupted at every moment of its start, its processes killed one by one.
+Nothing hangs, nothing is left behind."""
 
 import asyncio
 import json
@@ -60,7 +61,7 @@ def write_conf(model: Path, home: Path, *, stages: int = 2, **settings: object) 
     return str(file)
 
 
-# ---- start-up, interrupted ------------------------------------------------------------------------------------------
+# ---- start-up, interrupted -----------------------------------------------------------------------
 
 
 def _children(home: Path, count: int) -> Callable[[subprocess.Popen[str]], None]:
@@ -252,7 +253,7 @@ def test_a_replica_that_loads_longer_than_another_is_shown_to_its_end(slow: Path
         process.communicate()
 
 
-# ---- ends -----------------------------------------------------------------------------------------------------------
+# ---- ends ----------------------------------------------------------------------------------------
 
 
 def test_a_closed_terminal_ends_the_cluster(tiny: Path, tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ def test_a_zrt_up_that_hangs_is_named_and_nothing_outlives_its_kill(
         assert (status.returncode, "no cluster was started here" in status.stderr) == (1, True)
 
 
-# ---- deaths ---------------------------------------------------------------------------------------------------------
+# ---- deaths --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -339,7 +340,8 @@ def test_the_waiting_is_shown_on_a_terminal(cluster: Running, wanted: str) -> No
 
 
 def test_a_killed_coordinator_comes_back_where_it_was(cluster: Running) -> None:
-    """The sessions it knew are lost, and their clients told. The stages keep what they hold: nothing is assigned or read again."""
+    """The sessions it knew are lost, and their clients told. The stages keep what they hold:
+    nothing is assigned or read again."""
     stages = {name: process for name, process in cluster.children().items() if name != "coordinator"}
     before = until_status(cluster, lambda status: bool(status["ready"]))
     restarts = {actor["name"]: actor["restarts"] for actor in before["actors"]} | {"coordinator": 1}

@@ -1,4 +1,5 @@
-"""The options of an answer as a user types them: each has its effect, or is refused by its name before anything is asked."""
+"""The options of an answer as a user types them: each has its effect, or is refused by its name
+before anything is asked."""
 
 import json
 import shutil
@@ -44,7 +45,8 @@ def test_a_bias_forces_a_token_and_is_repeatable(cluster: Running) -> None:
 
 @pytest.fixture(scope="module")
 def favoured(cluster: Running) -> int:
-    """The bias with which one token comes always: just more than any logit differs by, less than what all penalties take."""
+    """The bias with which one token comes always: just more than any logit differs by, less than
+    what all penalties take."""
     assert len(set(asked(cluster)["token_ids"])) > 1
     return next(
         bias for bias in range(1, 60) if len(set(asked(cluster, "--logit-bias", f"40:{bias}")["token_ids"])) == 1

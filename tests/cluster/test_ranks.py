@@ -1,4 +1,5 @@
-"""TP ranks as a stranger and a user meet them: driven by hand-made JSON, formed by `zrt check`, and under `zrt up`."""
+"""TP ranks as a stranger and a user meet them: driven by hand-made JSON, formed by `zrt check`, and
+under `zrt up`."""
 
 import json
 import os

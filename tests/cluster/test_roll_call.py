@@ -1,4 +1,5 @@
-"""Processes that hang while there is no coordinator: the next one has never heard of them, so `zrt up` finds them."""
+"""Processes that hang while there is no coordinator: the next one has never heard of them, so `zrt
+up` finds them."""
 
 import asyncio
 from collections.abc import Callable
@@ -73,7 +74,8 @@ def test_whoever_hangs_as_the_coordinator_is_replaced_is_killed_and_comes_back(
 def test_a_machine_that_is_suspended_as_the_coordinator_is_replaced_kills_nobody(
     make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """All processes stop, `zrt up` too, for longer than it waits for whoever is missing, before anybody has joined the next coordinator."""
+    """All processes stop, `zrt up` too, for longer than it waits for whoever is missing, before
+    anybody has joined the next coordinator."""
     model = make_model("llama", num_hidden_layers=4, eos_token_id=None)
     with running(conf_file(model, tmp_path), home=tmp_path) as cluster:
         before = cluster.children()

@@ -1,4 +1,5 @@
-"""A cluster that loses processes for good, is drained, and goes down, as its users see it: real processes, real signals."""
+"""A cluster that loses processes for good, is drained, and goes down, as its users see it: real
+processes, real signals."""
 
 import json
 import re
@@ -29,7 +30,8 @@ def conf(folder: Path, home: Path, stages: int, **settings: object) -> str:
 
 
 def test_what_is_lost_for_good(tiny: Path, tmp_path: Path) -> None:
-    """No process is started again. A spare takes one stage, and nobody notices; the other is lost: sessions are told, and the cluster stays."""
+    """No process is started again. A spare takes one stage, and nobody notices; the other is lost:
+    sessions are told, and the cluster stays."""
     words = conf(tiny, tmp_path, 2, model_context=60000, limits_restarts=0, spares_count=1)
     with running(words, home=tmp_path) as cluster:
         wanted = cluster.zrt(*GREEDY, "--max-tokens", str(TOKENS)).stdout
@@ -146,7 +148,8 @@ def _line(cluster: Running, part: str) -> str:
 
 
 def test_sessions_finish_before_the_cluster_goes(tiny: Path, tmp_path: Path) -> None:
-    """It listens on every interface, and is reached where the command line says: by its own processes, by clients, and after a crash."""
+    """It listens on every interface, and is reached where the command line says: by its own
+    processes, by clients, and after a crash."""
     words = ["--listen", "tcp://0.0.0.0:0", "--insecure", "--advertise", "tcp://127.0.0.2"]
     with running(conf(tiny, tmp_path, 1, model_context=60000), *words, home=tmp_path) as cluster:
         assert cluster.endpoint.startswith("tcp://127.0.0.2:")

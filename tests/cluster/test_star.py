@@ -1,4 +1,5 @@
-"""A peer that knows KwaaiNet's documented messages and ZeroMQ, and nothing of zrt, drives two block servers as the hub of a star."""
+"""A peer that knows KwaaiNet's documented messages and ZeroMQ, and nothing of zrt, drives two block
+servers as the hub of a star."""
 
 import struct
 from collections.abc import Callable
@@ -77,7 +78,8 @@ def test_prefill_decode_repeat_and_refusals(star: Any) -> None:
         ids.append(int(wanted.argmax()))
         logits = step(peers, 9, len(ids) - 1, ids[-1:])
 
-    # The documented integer-array form is read, and going back and repeating a step changes nothing.
+    # The documented integer-array form is read, and going back and repeating a step changes
+    # nothing.
     again = peers[0].ask(9, 0, "token_ids", [len(PROMPT)], list(tokens(PROMPT)))
     fresh = peers[0].ask(10, 0, "token_ids", [len(PROMPT)], tokens(PROMPT))
     assert again["data"] == fresh["data"]

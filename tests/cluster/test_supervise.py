@@ -1,4 +1,5 @@
-"""Supervision, with real child processes: readiness, death, restarts, stopping, and no orphan left behind."""
+"""Supervision, with real child processes: readiness, death, restarts, stopping, and no orphan left
+behind."""
 
 import asyncio
 import os
@@ -68,7 +69,7 @@ def _gone(pid: int) -> bool:
         return True
 
 
-# ---- readiness ------------------------------------------------------------------------------------------------------
+# ---- readiness -----------------------------------------------------------------------------------
 
 
 async def test_a_child_is_ready_when_it_says_where_it_is(family: Family) -> None:
@@ -152,7 +153,7 @@ async def test_spawning_from_another_thread_is_refused(family: Family) -> None:
     assert "main" in errors[0].message
 
 
-# ---- death ----------------------------------------------------------------------------------------------------------
+# ---- death ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("verb", "status"), [("exit=0", 0), ("exit=7", 7), ("die=SIGSEGV", -11), ("die=SIGKILL", -9)])
@@ -192,7 +193,7 @@ async def test_what_a_child_leaves_in_its_process_group_dies_with_it(family: Fam
     await until(lambda: _gone(pid))
 
 
-# ---- restarts -------------------------------------------------------------------------------------------------------
+# ---- restarts ------------------------------------------------------------------------------------
 
 
 async def test_a_child_starts_again_within_its_budget(family: Family, tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ async def test_a_restart_that_finds_no_descriptor_is_tried_again(family: Family)
     await until(lambda: len(family.readies) == 2)
 
 
-# ---- stopping -------------------------------------------------------------------------------------------------------
+# ---- stopping ------------------------------------------------------------------------------------
 
 
 async def test_stop_ends_all_children_and_starts_none_again(family: Family) -> None:
@@ -341,7 +342,7 @@ async def test_a_child_holds_no_descriptor_of_its_siblings_or_parent(family: Fam
     assert not set.intersection(*pipes)
 
 
-# ---- orphans --------------------------------------------------------------------------------------------------------
+# ---- orphans -------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -363,7 +364,8 @@ def _pids(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("victim", ["parent", "one"])
 async def test_nobody_outlives_a_killed_parent(tmp_path: Path, victim: str) -> None:
-    """SIGKILL to a parent: its children and theirs are gone within 5 s, deaf ones and busy ones too."""
+    """SIGKILL to a parent: its children and theirs are gone within 5 s, deaf ones and busy ones
+    too."""
     orphans = ["grandchild"] if victim == "one" else ["one", "two", "three", "grandchild"]
     with _parent(tmp_path):
         await until((tmp_path / "all").exists)
@@ -386,7 +388,8 @@ async def test_a_stopped_child_does_not_outlive_its_parent(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("tie", ["the death pipe", "the parent's id"])
 def test_each_tie_to_the_parent_is_enough_by_itself(tie: str) -> None:
-    """The pipe where pdeathsig was lost, and the check where the parent died before the child got that far."""
+    """The pipe where pdeathsig was lost, and the check where the parent died before the child got
+    that far."""
     reader, writer = os.pipe()
     env = {DEATH_FD: str(reader)} if tie == "the death pipe" else {PARENT: "1"}
     child = subprocess.Popen(words("hold", "say=held", "wait"), pass_fds=(reader,), env={**os.environ, **env})
@@ -398,7 +401,7 @@ def test_each_tie_to_the_parent_is_enough_by_itself(tie: str) -> None:
     assert child.wait(PATIENCE_S) == 1
 
 
-# ---- an actor's process ---------------------------------------------------------------------------------------------
+# ---- an actor's process --------------------------------------------------------------------------
 
 
 async def test_an_actors_process_is_ready_answers_and_ends_when_told(family: Family) -> None:

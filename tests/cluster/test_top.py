@@ -1,4 +1,5 @@
-"""The monitor as a person has it: `zrt top` on a terminal of its own, in tmux or not, beside a real cluster."""
+"""The monitor as a person has it: `zrt top` on a terminal of its own, in tmux or not, beside a real
+cluster."""
 
 import json
 import os

@@ -54,7 +54,8 @@ def reference() -> Callable[..., PreTrainedModel]:
 
 @pytest.fixture(scope="session")
 def generated(reference: Callable[..., Any]) -> Callable[[Path, Sequence[int]], tuple[list[int], Tensor]]:
-    """Greedy ids of transformers' own `generate`, and the logits [tokens, vocab] each was picked from."""
+    """Greedy ids of transformers' own `generate`, and the logits [tokens, vocab] each was picked
+    from."""
     known: dict[tuple[Path, int], tuple[list[int], Tensor]] = {}
 
     def generate(folder: Path, prompt: Sequence[int]) -> tuple[list[int], Tensor]:

@@ -68,7 +68,8 @@ def decoded(folder: Path) -> list[list[float]]:
 
 
 def test_more_threads_are_hardly_slower_than_one_whatever_else_computes(make_model: Callable[..., Path]) -> None:
-    """Left to themselves they are a hundred times as slow. And what is computed does not depend on them, but for the last bits."""
+    """Left to themselves they are a hundred times as slow. And what is computed does not depend on
+    them, but for the last bits."""
     folder = make_model("llama")
     with busy(2 * (os.cpu_count() or 1)):
         alone, together, outputs = decoded(folder)

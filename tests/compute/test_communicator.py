@@ -27,7 +27,8 @@ for line in sys.stdin:
 
 @pytest.fixture
 def peer() -> Iterator[tuple[Communicator, "subprocess.Popen[str]"]]:
-    """The leader's end of a group of two, and the other's process: it joins in one operation for every line it reads."""
+    """The leader's end of a group of two, and the other's process: it joins in one operation for
+    every line it reads."""
     rendezvous = Rendezvous(CPU)
     process = subprocess.Popen([sys.executable, "-c", PEER, rendezvous.comm_id], stdin=subprocess.PIPE, text=True)
     try:
@@ -62,7 +63,8 @@ def waiting_in_gloo() -> list[threading.Thread]:
 
 
 def test_a_rank_that_waits_for_long_gets_its_result_and_leaves_once_its_group_is_aborted(peer) -> None:
-    """However often it looked meanwhile whether it is; and though its peer lives, so that gloo itself still waits."""
+    """However often it looked meanwhile whether it is; and though its peer lives, so that gloo
+    itself still waits."""
     group, process = peer
     waits = beside(group.sum_of_ones)
     with pytest.raises(TimeoutError):

@@ -1,4 +1,5 @@
-"""Attention of single tokens is what float64 says, whatever the sizes, and a step's result does not depend on the other steps."""
+"""Attention of single tokens is what float64 says, whatever the sizes, and a step's result does not
+depend on the other steps."""
 
 import pytest
 import torch
@@ -61,7 +62,8 @@ def _steps(window: int | None) -> list[DecodeStep]:
 
 
 def _exact(queries: Tensor, past: Tensor, softcap: float | None, scale: float = 0.3) -> Tensor:
-    """`queries` [heads, head_dim] over `past` [2, kv heads, tokens, head_dim], in float64: [heads x head_dim]."""
+    """`queries` [heads, head_dim] over `past` [2, kv heads, tokens, head_dim], in float64: [heads x
+    head_dim]."""
     keys, values = past.double().repeat_interleave(len(queries) // past.shape[1], dim=1)
     scores = torch.einsum("hd,htd->ht", queries.double(), keys) * scale
     if softcap is not None:

@@ -1,4 +1,5 @@
-"""A forward over a ragged batch: sessions do not touch each other, steps can be repeated, and a failure leaves no trace."""
+"""A forward over a ragged batch: sessions do not touch each other, steps can be repeated, and a
+failure leaves no trace."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,8 @@ def _state(stage: Decoder, key: str) -> tuple[int, Tensor]:
     return have, stage.cache.slab[stage.cache.row(key), :, :, :, :have].clone()
 
 
-# Turns of a batch: for each session the number of its tokens in that turn, 0 where it sits the turn out.
+# Turns of a batch: for each session the number of its tokens in that turn, 0 where it sits the turn
+# out.
 TURNS = {
     "prefill together": [(5, 17, 33)],
     "decode together": [(5, 17, 33), (1, 1, 1), (1, 1, 1)],

@@ -256,7 +256,8 @@ def test_when_the_writer_dies_what_it_had_not_written_is_void(writer: Writer) ->
 
 
 def test_what_comes_of_void_rows_is_void_however_many_processes_further_on(writer: Writer, theirs: Writer) -> None:
-    """A dead process's rows reach us; what we make of them reaches another, and from there a third."""
+    """A dead process's rows reach us; what we make of them reaches another, and from there a
+    third."""
     written = _put(writer, 1)
     writer.do(go_on=True)
     first = Inlet(written, HostDevice())

@@ -1,4 +1,5 @@
-"""How fast a layer is, as layers are shared out by it: a measurement with a clock of its own, and one beside others that compute."""
+"""How fast a layer is, as layers are shared out by it: a measurement with a clock of its own, and
+one beside others that compute."""
 
 import json
 import os
@@ -47,7 +48,8 @@ def test_the_best_turn_counts_but_the_first(
     make_model: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`first`, `together` and `alone` are the seconds that the first turn takes, and the others in turns, on two threads and on one."""
+    """`first`, `together` and `alone` are the seconds that the first turn takes, and the others in
+    turns, on two threads and on one."""
     real, ran, now = Engine.turn, 0, 0.0
 
     def turn(engine: Engine, *args: Any) -> Any:
@@ -76,7 +78,8 @@ print([layer_time(spec, torch.float32, "cpu") for _ in range(4)])
 
 
 def test_a_layer_is_about_as_fast_while_others_compute(make_model: Callable[..., Path]) -> None:
-    """Threads that wait for each other, in a process as an actor's is, are slowed far more than one thread."""
+    """Threads that wait for each other, in a process as an actor's is, are slowed far more than one
+    thread."""
     folder = make_model("llama")
 
     def measured() -> list[int]:

@@ -1,4 +1,5 @@
-"""A process holds its shard and little else, and reads its shard's bytes and no others, also while it loads."""
+"""A process holds its shard and little else, and reads its shard's bytes and no others, also while
+it loads."""
 
 import json
 import subprocess
@@ -7,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-# Loads a shard, on two cores, and prints, in bytes: the shard, the greatest resident size above that of the bare process, the one at the end,
-# and what was read.
+# Loads a shard, on two cores, and prints, in bytes: the shard, the greatest resident size above
+# that of the bare process, the one at the end, and what was read.
 PROBE = """
 import json, os, pathlib, sys
 import torch

@@ -1,4 +1,5 @@
-"""KV pages of a device: shared in place by sessions of an equal prefix, copied before they are written, never lost."""
+"""KV pages of a device: shared in place by sessions of an equal prefix, copied before they are
+written, never lost."""
 
 from collections import Counter
 

@@ -132,9 +132,11 @@ def test_a_session_too_many_is_refused() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of events: the books are right, and a page found by its name holds what the name says.
+    """Any order of events: the books are right, and a page found by its name holds what the name
+    says.
 
-    `memory` stands for the slab: the tokens of each row, written by steps, copied by openings, wiped by what is given back.
+    `memory` stands for the slab: the tokens of each row, written by steps, copied by openings,
+    wiped by what is given back.
     """
 
     @initialize(total=st.integers(4, 24), sessions=st.integers(1, 4))

@@ -1,4 +1,5 @@
-"""A model split over ranks computes what transformers' models compute, and each rank reads and holds its own part only."""
+"""A model split over ranks computes what transformers' models compute, and each rank reads and
+holds its own part only."""
 
 import os
 from dataclasses import replace
@@ -110,7 +111,7 @@ def test_random_weights_are_the_same_model_at_every_size(tp, make_model, pipelin
     assert (on_ranks(tp, logits)[0] - wanted).abs().max() <= 1e-4
 
 
-# ---- what a rank reads and holds ------------------------------------------------------------------------------------
+# ---- what a rank reads and holds -----------------------------------------------------------------
 
 
 class Alone:

@@ -1,4 +1,5 @@
-"""The decoder computes what transformers' models compute, for every family and however the model is cut."""
+"""The decoder computes what transformers' models compute, for every family and however the model is
+cut."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Products are what float64 says, whatever the sizes, and a row's result does not depend on the other rows."""
+"""Products are what float64 says, whatever the sizes, and a row's result does not depend on the
+other rows."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Tokens are drawn from the distribution that transformers' processors leave, and a draw depends on (seed, position) and history alone."""
+"""Tokens are drawn from the distribution that transformers' processors leave, and a draw depends on
+(seed, position) and history alone."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -183,7 +184,7 @@ def test_a_sampler_that_leaves_no_finite_logit_fails_alone(temperature: float) -
     assert failed.message == "bias, penalties and what is ruled out leave no token that could be picked"
 
 
-# ---- what changes logits before a token is picked -------------------------------------------------------------------
+# ---- what changes logits before a token is picked ------------------------------------------------
 
 PROMPT, ANSWER = [3, 5, 5, 8], [8, 2, 2, 2]
 HISTORY = PROMPT + ANSWER
@@ -247,7 +248,8 @@ def test_presence_and_frequency_come_after_the_repetition_penalty() -> None:
 
 
 def test_a_sampler_keeps_count_of_what_it_picks() -> None:
-    """At every token it does what one made from the history so far does, so a replay picks the same."""
+    """At every token it does what one made from the history so far does, so a replay picks the
+    same."""
     options = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2, "temperature": 0.9}
     history, running = list(PROMPT), _sampler(PROMPT, **options)
     for position in range(len(PROMPT), 300):
@@ -306,7 +308,7 @@ def test_ids_that_cannot_index_the_logits_are_refused(field, tokens, eos, option
     assert caught.value.kind == "bad_request"
 
 
-# ---- log-probabilities ----------------------------------------------------------------------------------------------
+# ---- log-probabilities ---------------------------------------------------------------------------
 
 
 def test_logprobs_are_the_models_own_whatever_is_done_to_pick() -> None:
@@ -330,7 +332,7 @@ def test_logprobs_are_the_models_own_whatever_is_done_to_pick() -> None:
         assert [entry.logprob for entry in said.top] == pytest.approx(likeliest.values[:count].tolist(), abs=1e-12)
 
 
-# ---- padded heads ---------------------------------------------------------------------------------------------------
+# ---- padded heads --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -1,4 +1,5 @@
-"""Weights are read by byte range, whole or not at all; random ones are the same however they are cut."""
+"""Weights are read by byte range, whole or not at all; random ones are the same however they are
+cut."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""Sliding windows, and ropes that depend on the length of the sequence: however a history comes, its numbers are the same."""
+"""Sliding windows, and ropes that depend on the length of the sequence: however a history comes,
+its numbers are the same."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,6 +1,8 @@
-"""Compile every kernel for a card that need not be here. Words: CAPABILITY (as 86), KiB of a multiprocessor's shared memory, KiB a block may have.
+"""Compile every kernel for a card that need not be here. Words: CAPABILITY (as 86), KiB of a
+multiprocessor's shared memory, KiB a block may have.
 
-Needs Triton and no GPU. Prints each kernel that takes more than a block may have, and how many were compiled.
+Needs Triton and no GPU. Prints each kernel that takes more than a block may have, and how many were
+compiled.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""The attention of batches in which some sessions have several tokens and others one, from pages in any order, beside float64."""
+"""The attention of batches in which some sessions have several tokens and others one, from pages in
+any order, beside float64."""
 
 import math
 

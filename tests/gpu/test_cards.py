@@ -1,4 +1,5 @@
-"""Cards that are not here: every kernel is compiled for them; and those that lack dependent launch."""
+"""Cards that are not here: every kernel is compiled for them; and those that lack dependent
+launch."""
 
 import subprocess
 import sys

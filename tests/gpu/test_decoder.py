@@ -1,4 +1,5 @@
-"""A shard on a GPU computes what it computes on the CPU, for every family; graphs and eager forwards agree bit for bit."""
+"""A shard on a GPU computes what it computes on the CPU, for every family; graphs and eager
+forwards agree bit for bit."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A whole batch's tokens are drawn on the device as `Sampler.pick` draws each from the same logits, and without a word to the host."""
+"""A whole batch's tokens are drawn on the device as `Sampler.pick` draws each from the same logits,
+and without a word to the host."""
 
 import math
 from functools import cache

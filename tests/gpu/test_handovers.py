@@ -1,4 +1,5 @@
-"""Stages on the GPUs of one machine, in processes of their own, that hand rows over in memory: the CPU's tokens, whoever ends or dies."""
+"""Stages on the GPUs of one machine, in processes of their own, that hand rows over in memory: the
+CPU's tokens, whoever ends or dies."""
 
 import asyncio
 import random
@@ -92,7 +93,8 @@ async def test_rings_run_through_memory(cluster: Running, wanted: list[list[int]
 
 @pytest.mark.timeout(180)
 async def test_a_ring_ends_where_it_is_to_end(cluster: Running, wanted: list[list[int]]) -> None:
-    """At a token that ends it, at the most tokens, and when it is cancelled; the others go on, and nothing of it is left."""
+    """At a token that ends it, at the most tokens, and when it is cancelled; the others go on, and
+    nothing of it is left."""
     at = next(index for index in range(40, LENGTH) if wanted[0][index] not in wanted[0][:index])
     async with Client(cluster.endpoint) as client:
         others = [asyncio.create_task(_greedy(client, prompt)) for prompt in PROMPTS[2:]]

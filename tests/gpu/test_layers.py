@@ -1,4 +1,5 @@
-"""Layers lent to workers where one side or both are on a GPU: transformers' tokens, whoever is lost; and what the GPU's memory is said to be."""
+"""Layers lent to workers where one side or both are on a GPU: transformers' tokens, whoever is
+lost; and what the GPU's memory is said to be."""
 
 import asyncio
 import signal
@@ -50,7 +51,8 @@ def wanted(model: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where two layer workers look for one cluster after the other; each is a process of its own, on one GPU."""
+    """Where two layer workers look for one cluster after the other; each is a process of its own,
+    on one GPU."""
     at = f"tcp://127.0.0.1:{free_port()}"
     home = tmp_path_factory.mktemp("home")
     words = ["worker", "--join", at, "--device", GPU, "--threads", "1", "--name"]

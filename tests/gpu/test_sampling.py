@@ -1,4 +1,5 @@
-"""A session's tokens are picked from logits on the device as they are from the same logits on the CPU."""
+"""A session's tokens are picked from logits on the device as they are from the same logits on the
+CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""A cluster whose stages are on a GPU: sessions outlive a lost or drained block server, and a turn without memory ends its own sessions alone."""
+"""A cluster whose stages are on a GPU: sessions outlive a lost or drained block server, and a turn
+without memory ends its own sessions alone."""
 
 import asyncio
 from collections.abc import Callable, Iterator

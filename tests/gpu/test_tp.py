@@ -1,4 +1,5 @@
-"""Ranks on two GPUs: the group forms, computes what one GPU computes, and outlives a peer that is killed or stopped in the midst of a collective."""
+"""Ranks on two GPUs: the group forms, computes what one GPU computes, and outlives a peer that is
+killed or stopped in the midst of a collective."""
 
 import asyncio
 import os
@@ -61,7 +62,8 @@ sys.stdin.read()
 
 @contextmanager
 def two() -> Iterator[tuple[Communicator, torch.cuda.CUDAGraph, Tensor, "subprocess.Popen[str]"]]:
-    """Rank 0 with a graph that sums `x` over the group, and rank 1 as a process that has done all once and joins nothing more."""
+    """Rank 0 with a graph that sums `x` over the group, and rank 1 as a process that has done all
+    once and joins nothing more."""
     device = torch.device("cuda:0")
     rendezvous = Rendezvous(device)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -1,4 +1,5 @@
-"""The shapes of the one-row product are tried once for each card, and kept; whichever is taken, the product is the same."""
+"""The shapes of the one-row product are tried once for each card, and kept; whichever is taken, the
+product is the same."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""The scripted client against a live cluster in this process, and against peers that are no good."""
+"""The scripted client against a live cluster in this process, and against peers that are no
+good."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -141,7 +142,8 @@ async def test_a_watch_tells_every_change_until_it_is_left(cluster: Local) -> No
 
 
 async def test_a_cluster_that_goes_is_noticed(cluster: Local) -> None:
-    """Generations that run are told why they end; requests that come later meet a broken connection."""
+    """Generations that run are told why they end; requests that come later meet a broken
+    connection."""
 
     async def go() -> None:
         await cluster.coordinator.ended.wait()

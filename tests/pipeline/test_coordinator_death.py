@@ -1,4 +1,5 @@
-"""A coordinator dies and another takes its place: block servers keep their weights, sessions end, and clients may continue them."""
+"""A coordinator dies and another takes its place: block servers keep their weights, sessions end,
+and clients may continue them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -107,7 +108,8 @@ async def test_a_session_is_continued_by_the_tokens_its_client_has(cluster: Loca
 
 @pytest.mark.parametrize("state", ["drained", "draining"])
 async def test_a_drained_block_server_stays_drained(cluster: Local, state: str) -> None:
-    """A drain that was under way is done: the sessions it waited for are gone. The process serves again when it is told to."""
+    """A drain that was under way is done: the sessions it waited for are gone. The process serves
+    again when it is told to."""
     stage = cluster.servers[1]
     engine = stage.turns.engine
     stream = cluster.client.generate(token_ids=PROMPT, max_tokens=4000, temperature=0.0)
@@ -150,8 +152,9 @@ async def test_what_does_not_fit_the_new_plan_is_loaded_anew(cluster: Local) -> 
 async def test_who_held_a_stage_may_come_back_after_another_was_given_it(
     cluster: Local, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another took stage 0, whose own process came back as a spare, and is first with the next coordinator. One of the two serves in the end, the
-    one that has the blocks sooner; the other lets go of what it has, and is the spare."""
+    """Another took stage 0, whose own process came back as a spare, and is first with the next
+    coordinator. One of the two serves in the end, the one that has the blocks sooner; the other
+    lets go of what it has, and is the spare."""
     wanted = await cluster.greedy(PROMPT, 20)
     await cluster.lose("stage0")
     holder = await cluster.join("other")
@@ -195,7 +198,8 @@ async def test_who_held_a_stage_may_come_back_after_another_was_given_it(
 
 
 async def test_a_block_server_does_not_join_another_cluster_that_got_the_port(cluster: Local) -> None:
-    """Neither one that was told its cluster's id nor one that learned it; one that belongs to none yet does."""
+    """Neither one that was told its cluster's id nor one that learned it; one that belongs to none
+    yet does."""
     assert {server.cluster for server in cluster.servers} == {cluster.coordinator.cluster}
     await die(cluster.coordinator)
     other = await successor(cluster, cluster="another")

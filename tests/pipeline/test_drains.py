@@ -1,4 +1,5 @@
-"""Taking block servers out of service, and the whole cluster: nothing is lost, and everybody is told."""
+"""Taking block servers out of service, and the whole cluster: nothing is lost, and everybody is
+told."""
 
 import asyncio
 import time
@@ -134,7 +135,8 @@ async def test_a_parked_session_is_not_idle(folder: Path) -> None:
 
 
 async def test_parked_sessions_wait_for_their_turn_like_any_other(folder: Path) -> None:
-    """Two may run; two are parked, two run meanwhile, and the parked go first when one of these ends."""
+    """Two may run; two are parked, two run meanwhile, and the parked go first when one of these
+    ends."""
     async with local_cluster(folder, TWO, replicas=2, model_context=512, limits_sessions=2) as cluster:
         await cluster.client.drain("stage0.1")
         async with load(cluster.client, 2, LENGTH) as parked:
@@ -185,7 +187,8 @@ async def test_an_undrain_ends_a_drain(folder: Path) -> None:
 
 
 async def drained_and_held(cluster: Local) -> tuple[BlockServer, Assignment, Event, "asyncio.Task[bool]"]:
-    """A block server that is drained, what it holds, and its executor, which is held until the event is set."""
+    """A block server that is drained, what it holds, and its executor, which is held until the
+    event is set."""
     await cluster.client.drain("stage1")
     server, free = cluster.server("stage1"), Event()
     assert server.blocks.assignment is not None
@@ -196,7 +199,8 @@ async def drained_and_held(cluster: Local) -> tuple[BlockServer, Assignment, Eve
 async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
     hears: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drained block server loads anew: the coordinator takes it for drained when it loads already, or for loading when it has loaded."""
+    """A drained block server loads anew: the coordinator takes it for drained when it loads
+    already, or for loading when it has loaded."""
     async with local_cluster(folder, TWO) as cluster:
         wanted = await cluster.greedy([5, 17, 99], 8)
         server, assignment, free, executor = await drained_and_held(cluster)
@@ -229,7 +233,8 @@ async def test_an_undrain_that_crosses_the_news_of_a_load_is_obeyed(
 async def test_what_was_said_before_an_undrain_may_come_after_its_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A block server speaks over one connection and answers over another: that it is drained comes last, of all that it sends."""
+    """A block server speaks over one connection and answers over another: that it is drained comes
+    last, of all that it sends."""
     async with local_cluster(folder, TWO) as cluster:
         wanted = await cluster.greedy([5, 17, 99], 8)
         server, assignment, free, executor = await drained_and_held(cluster)

@@ -1,4 +1,5 @@
-"""A whole cluster under garbage: every kind of message, spoilt, at the coordinator's endpoint and a block server's mailbox."""
+"""A whole cluster under garbage: every kind of message, spoilt, at the coordinator's endpoint and a
+block server's mailbox."""
 
 import asyncio
 import random
@@ -21,7 +22,8 @@ FRONT: tuple[Kind, ...] = ("control", "control", "step", "client")
 
 
 def mutants(speaker: Speaker, kinds: tuple[Kind, ...], count: int) -> Mutants:
-    """A source whose first `count` are drawn by hypothesis (so that what raises here, in a reader, is shrunk), and kept in `sent`."""
+    """A source whose first `count` are drawn by hypothesis (so that what raises here, in a reader,
+    is shrunk), and kept in `sent`."""
     source = Mutants(random.Random(0), speaker)
     sent: list[list[bytes]] = []
 
@@ -74,7 +76,8 @@ async def quiet(cluster: Local) -> None:
 
 @pytest.mark.parametrize("forged", [False, True], ids=["a stranger", "in the coordinator's name"])
 async def test_a_cluster_under_garbage_goes_on(make_model: Callable[..., Path], forged: bool) -> None:
-    """A stranger may know the sessions that live. In the coordinator's name only sessions of its own are touched: its valid orders are obeyed."""
+    """A stranger may know the sessions that live. In the coordinator's name only sessions of its
+    own are touched: its valid orders are obeyed."""
     async with local_cluster(make_model("llama"), TWO, limits_lease_s=0.5, kv_bytes="8MiB") as cluster:
         wanted = await cluster.greedy(PROMPT, 30)
         before = psutil.Process().memory_info().rss

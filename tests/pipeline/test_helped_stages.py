@@ -1,4 +1,5 @@
-"""Stages that take help: workers that join by themselves get what memory and speed say, and what comes out is the model's own."""
+"""Stages that take help: workers that join by themselves get what memory and speed say, and what
+comes out is the model's own."""
 
 import asyncio
 from collections.abc import Callable
@@ -102,7 +103,8 @@ async def test_a_worker_without_room_is_no_reason_not_to_wait_for_one_that_was_l
 async def test_blocks_that_do_not_fit_go_to_workers_as_far_as_they_have_room(
     model: Path, wanted: list[int], here: int, there: dict[str, int], runs: dict[str, str]
 ) -> None:
-    """Nobody has room to spare, so that it does not matter how fast they are; 0 is a worker with room for all."""
+    """Nobody has room to spare, so that it does not matter how fast they are; 0 is a worker with
+    room for all."""
     workers = {name: memory_for(model, blocks, worker=True) if blocks else 0 for name, blocks in there.items()}
     memory = memory_for(model, here)
     async with local_cluster(model, [None], helped=True, memory=memory, workers=workers) as cluster:

@@ -1,4 +1,5 @@
-"""What becomes of a stage when the cache of one of its layer workers cannot be used, or loses what it held."""
+"""What becomes of a stage when the cache of one of its layer workers cannot be used, or loses what
+it held."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,8 @@ async def test_a_worker_whose_cache_cannot_be_used_is_left_out_where_another_may
 
 
 def losing(cluster: Local, times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """So many times the worker's files are gone when it is told that it has all of them; how often it is told so."""
+    """So many times the worker's files are gone when it is told that it has all of them; how often
+    it is told so."""
     server, told = cluster.servers[0], []
     ask = server.ask
 

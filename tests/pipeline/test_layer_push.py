@@ -125,7 +125,8 @@ async def test_four_chunks_at_most_are_on_their_way_unanswered(
 
 
 def hollow_model(folder: Path) -> None:
-    """A llama whose weights are zeros, which take no room on disk: two layers besides the ends, of 100 MB each."""
+    """A llama whose weights are zeros, which take no room on disk: two layers besides the ends, of
+    100 MB each."""
     config = {
         "model_type": "llama",
         "vocab_size": 8,

@@ -1,4 +1,5 @@
-"""A layer worker, driven by hand-made documented messages: MessagePack maps over a DEALER, nothing of zrt's on this side."""
+"""A layer worker, driven by hand-made documented messages: MessagePack maps over a DEALER, nothing
+of zrt's on this side."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""A block server that lends blocks to layer workers: a whole cluster in this process. What comes out is transformers' own."""
+"""A block server that lends blocks to layer workers: a whole cluster in this process. What comes
+out is transformers' own."""
 
 import asyncio
 import time

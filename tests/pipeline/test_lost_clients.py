@@ -1,4 +1,5 @@
-"""Clients that go away, or that do not read: their sessions end, memory stays bounded, and nobody else notices."""
+"""Clients that go away, or that do not read: their sessions end, memory stays bounded, and nobody
+else notices."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -58,7 +58,8 @@ FORMING: dict[str, Callable[[Local, int], bool]] = {
 
 @pytest.fixture(autouse=True)
 def uncollected() -> Iterator[None]:
-    """A group that is lost is let go of at once, with its sockets and its weights: not when the garbage collector comes by."""
+    """A group that is lost is let go of at once, with its sockets and its weights: not when the
+    garbage collector comes by."""
     gc.collect()
     gc.disable()
     yield
@@ -123,8 +124,9 @@ def said_of_start(folder: Path) -> list[int]:
 async def test_ranks_killed_one_after_the_other_while_sessions_generate(
     count: int, said: tuple[Path, list[int]]
 ) -> None:
-    """Whenever: most of them while sessions run, the others while the group after the last one is still being formed. Only those that lost
-    their stage twice get a token first: the third time in a row a session ends, by rule.
+    """Whenever: most of them while sessions run, the others while the group after the last one is
+    still being formed. Only those that lost their stage twice get a token first: the third time in
+    a row a session ends, by rule.
     """
     folder, wanted = said
     draw = random.Random(count)

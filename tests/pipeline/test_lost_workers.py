@@ -1,4 +1,5 @@
-"""A layer worker that is killed, or stops, in each phase of its work: the same one comes back or another takes over, and no token is lost.
+"""A layer worker that is killed, or stops, in each phase of its work: the same one comes back or
+another takes over, and no token is lost.
 
 The worker is a process of its own that does it to itself; all else is in this process.
 """

@@ -1,4 +1,5 @@
-"""Many sessions at once: batched with others, cut into chunks, sharing prefixes, preempted, cancelled; and always the same tokens."""
+"""Many sessions at once: batched with others, cut into chunks, sharing prefixes, preempted,
+cancelled; and always the same tokens."""
 
 import asyncio
 import math
@@ -25,7 +26,8 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 async def settled(cluster: Local) -> None:
-    """Every stage has dropped what it held for sessions: used pages are zero and each cached one can be had."""
+    """Every stage has dropped what it held for sessions: used pages are zero and each cached one
+    can be had."""
     await cluster.settled()
     for server in cluster.servers:
         engine = server.turns.engine
@@ -66,7 +68,8 @@ async def test_a_prompt_in_chunks_equals_the_whole(make_model: Callable[..., Pat
 
 
 async def test_chunks_of_one_prompt_run_on_both_stages_at_once(make_model: Callable[..., Path]) -> None:
-    """The first stage does not wait for the second: when the second begins its first chunk, the first has another."""
+    """The first stage does not wait for the second: when the second begins its first chunk, the
+    first has another."""
     async with local_cluster(make_model("llama"), TWO, limits_chunk=16) as cluster:
         first, second = (server.turns for server in cluster.servers)
         seen: list[int] = []
@@ -195,7 +198,8 @@ async def test_without_a_queue_those_are_served_that_can_start_at_once(make_mode
 
 
 async def test_starts_and_cancels_at_any_moment_leave_nothing(make_model: Callable[..., Path]) -> None:
-    """Sessions are cancelled after a random number of events: queued, prefilling, decoding, or when they are over."""
+    """Sessions are cancelled after a random number of events: queued, prefilling, decoding, or when
+    they are over."""
     chosen = random.Random(5)
     async with local_cluster(make_model("llama"), TWO, limits_sessions=6, limits_chunk=16) as cluster:
         wanted = await cluster.greedy(prompt(40, 0), 16)
@@ -278,7 +282,8 @@ async def test_slots_keep_batches_whole_on_every_stage(make_model: Callable[...,
 async def test_a_session_whose_logits_are_not_finite_fails_alone(
     make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Its prompt has a token whose embedding overflows; the sessions of its turns get their tokens."""
+    """Its prompt has a token whose embedding overflows; the sessions of its turns get their
+    tokens."""
     folder = shutil.copytree(make_model("llama", eos_token_id=None), tmp_path / "model")
     edit(lambda tensors: tensors[EMBEDDING][7].fill_(math.inf))(folder)
     async with local_cluster(folder, ["0-1", "2-3"]) as cluster:

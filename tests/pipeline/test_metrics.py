@@ -29,7 +29,8 @@ async def get(cluster: Local, path: str) -> tuple[int, str]:
 
 
 async def test_a_cluster_tells_its_metrics_and_its_health(make_model: Callable[..., Path]) -> None:
-    """Healthy while every stage has a ready replica: not while the only one of a stage is drained."""
+    """Healthy while every stage has a ready replica: not while the only one of a stage is
+    drained."""
     async with local_cluster(
         make_model("llama"), ["0-1", "2-3"], metrics_listen="tcp://127.0.0.1:0", model_context=512
     ) as cluster:

@@ -1,4 +1,5 @@
-"""What the coordinator tells those who watch: figures of sessions and processes, what happened, drains, and the text of a session."""
+"""What the coordinator tells those who watch: figures of sessions and processes, what happened,
+drains, and the text of a session."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -51,7 +51,8 @@ async def test_greedy_ids_and_logits_equal_transformers(
 async def test_every_family_equals_transformers_with_a_prompt_in_chunks(
     make_model: Callable[..., Path], name: str, stages: int, tied: bool
 ) -> None:
-    """The prompt is longer than windows, and than what ropes were made for; chunks end within windows and beyond."""
+    """The prompt is longer than windows, and than what ropes were made for; chunks end within
+    windows and beyond."""
     folder = make_model(MODELS[name].family, tied=tied, eos_token_id=None, **MODELS[name].config)
     wanted_ids, wanted = reference(folder, LONG_PROMPT, TOKENS)
     ids, logits = await through_stages(folder, STAGES[stages], LONG_PROMPT, TOKENS, limits_chunk=18)

@@ -1,4 +1,5 @@
-"""Generation by stages that are split over ranks, in processes of their own, equals transformers' own."""
+"""Generation by stages that are split over ranks, in processes of their own, equals transformers'
+own."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A block server that leads tensor-parallel ranks: a real cluster in this process, with the ranks as its real children."""
+"""A block server that leads tensor-parallel ranks: a real cluster in this process, with the ranks
+as its real children."""
 
 import asyncio
 import os
@@ -102,7 +103,8 @@ async def seen(cluster: Local, wanted: Callable[[GroupLoad], bool]) -> GroupLoad
 
 
 async def test_the_process_of_a_rank_grows_by_its_part(make_model: Callable[..., Path]) -> None:
-    """Of weights that are 100 MB as a whole; beside them a loaded rank takes its KV and a few MiB."""
+    """Of weights that are 100 MB as a whole; beside them a loaded rank takes its KV and a few
+    MiB."""
     folder = make_model("llama", hidden_size=512, intermediate_size=2048, vocab_size=8001)
     kv_bytes, slack = 4 << 20, 12 << 20
     assignment = Assignment(
@@ -267,7 +269,8 @@ async def test_whatever_is_not_refused_by_all_alike_breaks_the_group(
 
 @pytest.mark.parametrize("step_first", [False, True])
 def test_a_rank_that_is_lost_is_one_error(step_first: bool) -> None:
-    """Whichever the leader hears of first: that its process ended, or that it answers a step no more."""
+    """Whichever the leader hears of first: that its process ended, or that it answers a step no
+    more."""
     ended, record = ZrtError("rank_failed", "killed by signal 9"), GroupStats(2, 1)
     for group in (1, 2):
         record.begin()

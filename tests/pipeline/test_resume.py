@@ -1,4 +1,5 @@
-"""A client whose connection breaks goes on where it was: no token missing, none twice, and the same text as if nothing had happened."""
+"""A client whose connection breaks goes on where it was: no token missing, none twice, and the same
+text as if nothing had happened."""
 
 import asyncio
 import sys
@@ -34,7 +35,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @pytest_asyncio.fixture
 async def cluster(speaking: Callable[..., Path]) -> AsyncIterator[Local]:
-    """Two stages of a model that speaks single bytes, so that its text comes in pieces of several tokens."""
+    """Two stages of a model that speaks single bytes, so that its text comes in pieces of several
+    tokens."""
     async with local_cluster(speaking("byte-level", max_position_embeddings=4096), TWO, model_context=4096) as local:
         yield local
 
@@ -163,7 +165,8 @@ async def test_a_request_that_was_never_answered_is_asked_again(cluster: Local, 
 async def test_a_connection_that_is_silent_is_made_anew(
     cluster: Local, cut: tuple[Proxy, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing tells the client that it is dead. Whoever holds the old connection hears that the session has left it."""
+    """Nothing tells the client that it is dead. Whoever holds the old connection hears that the
+    session has left it."""
     monkeypatch.setattr(connection, "STALL_S", 1.2)
     network, client = cut
     stream = client.generate(token_ids=PROMPT, max_tokens=3000, temperature=0.0)
@@ -226,7 +229,7 @@ async def test_a_watch_and_a_question_outlive_their_connection(cut: tuple[Proxy,
         assert (await anext(watch)).ready
 
 
-# ---- the lease ------------------------------------------------------------------------------------------------------
+# ---- the lease -----------------------------------------------------------------------------------
 
 
 async def test_whoever_comes_too_late_hears_that(speaking: Callable[..., Path]) -> None:
@@ -261,7 +264,7 @@ async def test_a_cluster_that_cannot_be_reached_again_is_lost(
     assert (error.kind, "could not be made again" in error.message) == ("coordinator_lost", True)
 
 
-# ---- without our client ---------------------------------------------------------------------------------------------
+# ---- without our client --------------------------------------------------------------------------
 
 
 class Script:

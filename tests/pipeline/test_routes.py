@@ -1,4 +1,5 @@
-"""Several block servers a stage, and spares: sessions spread over them, stay where they are, and outlive each of them."""
+"""Several block servers a stage, and spares: sessions spread over them, stay where they are, and
+outlive each of them."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +28,8 @@ def routes(cluster: Local) -> list[tuple[str, ...]]:
 
 
 async def test_sessions_spread_over_replicas_and_stay(folder: Path, wanted: list[list[int]]) -> None:
-    """Each stage's replicas get half of them each, and half of each slot, although all came before any beat told of them."""
+    """Each stage's replicas get half of them each, and half of each slot, although all came before
+    any beat told of them."""
     async with local_cluster(folder, TWO, replicas=2, model_context=512) as cluster:
         async with load(cluster.client, 8, LENGTH) as made:
             at_first = routes(cluster)
@@ -44,7 +46,8 @@ async def test_sessions_spread_over_replicas_and_stay(folder: Path, wanted: list
 
 @pytest.mark.parametrize("lost", ["stage0.0", "stage1.1"])
 async def test_a_lost_replica_costs_no_token(lost: str, folder: Path, wanted: list[list[int]]) -> None:
-    """Its sessions move to the other; those of the other stay as they are, and nothing is replayed into what holds the history."""
+    """Its sessions move to the other; those of the other stay as they are, and nothing is replayed
+    into what holds the history."""
     async with local_cluster(folder, TWO, replicas=2, model_context=512) as cluster:
         async with load(cluster.client, COUNT, LENGTH) as made:
             before = {info.session: info for info in cluster.coordinator.generations.infos()}
@@ -108,7 +111,8 @@ async def test_one_that_joins_by_hand_is_a_spare(folder: Path, wanted: list[list
 
 @pytest.mark.parametrize("lost", ["stage0", "stage1"])
 async def test_a_lost_range_goes_to_two_narrower_spares(lost: str, folder: Path, wanted: list[list[int]]) -> None:
-    """None of the spares has the memory for both blocks: the pipeline grows by a stage, and by a slot."""
+    """None of the spares has the memory for both blocks: the pipeline grows by a stage, and by a
+    slot."""
     async with local_cluster(folder, TWO, model_context=512) as cluster:
         needed = cluster.coordinator.roster._seating._needed
         room = max(needed(0, 0), needed(3, 3))

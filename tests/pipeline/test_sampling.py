@@ -1,4 +1,5 @@
-"""Every option of a generation, through real stages: what transformers' generate gives with the same one, or what the option says."""
+"""Every option of a generation, through real stages: what transformers' generate gives with the
+same one, or what the option says."""
 
 import asyncio
 import json
@@ -75,7 +76,8 @@ async def test_greedy_ids_are_those_of_transformers(
 
 
 class Counting(LogitsProcessor):
-    """OpenAI's presence and frequency penalties by their formula: logit - presence · (count > 0) - frequency · count, of the answer's tokens."""
+    """OpenAI's presence and frequency penalties by their formula: logit - presence · (count > 0) -
+    frequency · count, of the answer's tokens."""
 
     def __init__(self, presence: float, frequency: float) -> None:
         self.presence, self.frequency = presence, frequency
@@ -159,7 +161,7 @@ async def test_the_context_ends_an_answer_and_the_cluster_goes_on(folder: Path) 
         assert caught.value.kind == "context_exceeded"
 
 
-# ---- log-probabilities ----------------------------------------------------------------------------------------------
+# ---- log-probabilities ---------------------------------------------------------------------------
 
 
 def own_logprobs(folder: Path, ids: list[int]) -> torch.Tensor:
@@ -199,7 +201,7 @@ async def test_without_being_asked_for_there_are_no_logprobs(cluster: Local) -> 
     assert [piece.logprobs for piece in pieces] == [None] * len(pieces)
 
 
-# ---- several answers ------------------------------------------------------------------------------------------------
+# ---- several answers -----------------------------------------------------------------------------
 
 
 async def answers(cluster: Local, **options: Any) -> tuple[dict[int, list[int]], list[Accepted], list[Finished]]:
@@ -288,7 +290,7 @@ async def test_one_error_ends_all_answers(cluster: Local) -> None:
     assert (await ids_of(cluster, max_tokens=3))[1] == "length"
 
 
-# ---- what is refused, and what the model's makers want --------------------------------------------------------------
+# ---- what is refused, and what the model's makers want -------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""What comes too late is counted and not obeyed: every message there is, of an older epoch, a session or process that is no more."""
+"""What comes too late is counted and not obeyed: every message there is, of an older epoch, a
+session or process that is no more."""
 
 from array import array
 from collections.abc import AsyncIterator, Callable
@@ -28,7 +29,8 @@ WANTED: list[int] = []
 
 
 class Now:
-    """A session as it is while a message comes: `epoch` is its own, `length` that of its history."""
+    """A session as it is while a message comes: `epoch` is its own, `length` that of its
+    history."""
 
     def __init__(self, cluster: Local) -> None:
         (generation,) = cluster.coordinator.generations._live.values()
@@ -91,7 +93,8 @@ async def cluster(make_model: Callable[..., Path]) -> AsyncIterator[Local]:
 
 @pytest_asyncio.fixture
 async def gone() -> AsyncIterator[Actor]:
-    """A process of another's name and another incarnation: what an earlier one is, should it still speak."""
+    """A process of another's name and another incarnation: what an earlier one is, should it still
+    speak."""
     actor = Actor("stage0")
     await actor.start()
     yield actor
@@ -105,7 +108,8 @@ def dropped(cluster: Local) -> int:
 
 
 async def undisturbed(cluster: Local, disturb: Callable[[Now], object]) -> None:
-    """What is done in the midst of a generation is counted, and the answer is what it is without."""
+    """What is done in the midst of a generation is counted, and the answer is what it is
+    without."""
     wanted = WANTED or await cluster.greedy(PROMPT, TOKENS)
     WANTED[:] = wanted
     stream = cluster.client.generate(token_ids=PROMPT, max_tokens=TOKENS, temperature=0.0)

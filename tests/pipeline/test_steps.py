@@ -1,4 +1,5 @@
-"""The step rule, as another process sees it: a hand-driven peer opens sessions on one block server that holds a whole model."""
+"""The step rule, as another process sees it: a hand-driven peer opens sessions on one block server
+that holds a whole model."""
 
 import asyncio
 from array import array
@@ -25,7 +26,8 @@ WAIT_S = 20.0
 
 
 class Hub:
-    """Stands where the coordinator stands for the sessions it opens; what the server tells about them lands in `heard`."""
+    """Stands where the coordinator stands for the sessions it opens; what the server tells about
+    them lands in `heard`."""
 
     def __init__(self, cluster: Local) -> None:
         self.server: BlockServer = cluster.servers[0]
@@ -163,7 +165,7 @@ async def test_one_bad_step_fails_alone(hub: Hub) -> None:
     assert sorted(type(message).__name__ for message in heard) == ["Sampled", "StepFailed"]
 
 
-# ---- what must not be obeyed ----------------------------------------------------------------------------------------
+# ---- what must not be obeyed ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,8 @@ async def test_an_open_for_which_there_is_no_place_leaves_nothing(hub: Hub) -> N
 
 
 async def test_steps_of_a_process_that_is_not_on_the_route_are_dropped(hub: Hub) -> None:
-    """It knows the session and its epoch, and speaks in the coordinator's name, but is another incarnation."""
+    """It knows the session and its epoch, and speaks in the coordinator's name, but is another
+    incarnation."""
     await hub.open(1, 1, credit=6)
     stranger = Actor("coordinator")
     await stranger.start()

@@ -1,4 +1,5 @@
-"""Text through real stages: what a client reads is what the model's own tokenizer says of the ids, up to a stop string that never shows."""
+"""Text through real stages: what a client reads is what the model's own tokenizer says of the ids,
+up to a stop string that never shows."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A prompt that is too much for a stage, each time it is run: it ends with what it did, and the others go on."""
+"""A prompt that is too much for a stage, each time it is run: it ends with what it did, and the
+others go on."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -10,7 +10,8 @@ from support.vocabularies import write_tokenizer
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Gives a model folder with one of vocabularies.BACKENDS; keywords are further entries of its tokenizer_config.json."""
+    """Gives a model folder with one of vocabularies.BACKENDS; keywords are further entries of its
+    tokenizer_config.json."""
 
     written: dict[str, Path] = {}
 

@@ -1,4 +1,5 @@
-"""What a plan takes of memory: weights, KV and the process, stage by stage, against what there is."""
+"""What a plan takes of memory: weights, KV and the process, stage by stage, against what there
+is."""
 
 import os
 import subprocess
@@ -204,7 +205,8 @@ def test_a_plan_fits_where_any_plan_does(memories: list[int], kv_mib: int) -> No
 
 
 def _some_cut_fits(conf: Conf) -> bool:
-    """By filling each stage as far as it goes, in pipeline order: right, since all blocks are alike."""
+    """By filling each stage as far as it goes, in pipeline order: right, since all blocks are
+    alike."""
     first, stages = 0, conf.stages
     for number, stage in enumerate(stages):
         room = (stage.memory or 0) - conf.kv.bytes - process_bytes(conf, LLAMA_8B)

@@ -1,4 +1,5 @@
-"""What is said of a model folder before anything starts: every problem by name, from config, headers and tokenizer alone."""
+"""What is said of a model folder before anything starts: every problem by name, from config,
+headers and tokenizer alone."""
 
 import json
 import re

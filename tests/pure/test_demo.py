@@ -1,4 +1,5 @@
-"""The demo model is fetched and converted once; what fails or is killed half-way leaves nothing that counts."""
+"""The demo model is fetched and converted once; what fails or is killed half-way leaves nothing
+that counts."""
 
 import fcntl
 import importlib.util

@@ -1,4 +1,5 @@
-"""Pieces of text add up to what the tokenizer says of all ids at once, and come as early as they can."""
+"""Pieces of text add up to what the tokenizer says of all ids at once, and come as early as they
+can."""
 
 import functools
 import random

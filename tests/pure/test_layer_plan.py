@@ -1,4 +1,5 @@
-"""Blocks over a block server and its layer workers: by speed and memory, pinned runs as they are."""
+"""Blocks over a block server and its layer workers: by speed and memory, pinned runs as they
+are."""
 
 import pytest
 from hypothesis import given

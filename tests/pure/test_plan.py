@@ -1,4 +1,5 @@
-"""Blocks over stages: every block once, in order, none without; bytes as even as whole blocks allow."""
+"""Blocks over stages: every block once, in order, none without; bytes as even as whole blocks
+allow."""
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise
@@ -131,7 +132,8 @@ BLOCK = 100
 
 
 def parts(count: int, fixed: list[int], weights: list[float]) -> list[float]:
-    """Bytes of blocks each stage should hold: one level of bytes per weight for all, but a block at least, by bisection."""
+    """Bytes of blocks each stage should hold: one level of bytes per weight for all, but a block at
+    least, by bisection."""
     low, high = 0.0, (sum(fixed) + count * BLOCK) / min(weights)
     for _ in range(200):
         level = (low + high) / 2

@@ -16,7 +16,8 @@ PLAN = seats([(0, 14), (15, 29)], [1, 2])
 
 
 def make_roster(spares: int = 0, plan: Sequence[Seat] = PLAN) -> Roster:
-    """A block takes 10 bytes, and what holds any 5 more; a pool of KV memory has 60 pages of one block."""
+    """A block takes 10 bytes, and what holds any 5 more; a pool of KV memory has 60 pages of one
+    block."""
     return Roster(
         plan,
         needed=lambda first, last: 5 + 10 * (last - first + 1),
@@ -346,7 +347,7 @@ def test_stages_on_the_gpus_of_a_machine_share_a_slot(hosts: str, devices: tuple
     assert roster.pipeline.num_slots == slots
 
 
-# ---- spares ---------------------------------------------------------------------------------------------------------
+# ---- spares --------------------------------------------------------------------------------------
 
 
 def test_spares_wait_for_the_processes_the_seats_are_named_after() -> None:
@@ -439,7 +440,8 @@ def test_a_lost_seat_goes_to_the_least_room_that_is_enough(rooms: dict[str, int]
     ],
 )
 def test_a_lost_range_goes_to_two_narrower_spares(stage: str, rooms: tuple[int, ...], held: dict[str, str]) -> None:
-    """The two with the most room share it so that both are equally full; the stages behind move on by one."""
+    """The two with the most room share it so that both are equally full; the stages behind move on
+    by one."""
     roster = Roster(
         seats([(0, 14), (15, 29)], [1, 1]),
         needed=lambda first, last: 5 + 10 * (last - first + 1),
@@ -529,7 +531,7 @@ def test_a_stage_is_not_lost_while_a_process_that_may_take_it_is_awaited(awaited
     assert told(roster.pipeline.stage_lost()) == ("stage 0 (blocks 0-14) is lost: stage0 ended" if lost else None)
 
 
-# ---- routes ---------------------------------------------------------------------------------------------------------
+# ---- routes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

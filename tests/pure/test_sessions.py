@@ -83,7 +83,8 @@ def test_a_stop_string_that_only_the_end_completes_is_a_stop() -> None:
     [(0, "a", "stop"), (2, "a", "stop"), (3, "abca", "stop"), (5, "abca", "stop"), (6, "abcabca", "stop"), (9, "abcabcabc", "length")],
 )  # fmt: skip
 def test_no_stop_is_looked_for_in_the_text_of_the_minimum(min_tokens: int, shown: str, reason: str) -> None:
-    """The text of a token comes with the next one here: the first `bc` with tokens 3 and 4, the last one with the end."""
+    """The text of a token comes with the next one here: the first `bc` with tokens 3 and 4, the
+    last one with the end."""
     made = session(stop=("bc",), max_length=12, min_tokens=min_tokens)
     text, _, ended = run(made, [0, 1, 2] * 3)
     assert (text, ended) == (shown, reason)
@@ -201,7 +202,8 @@ def test_a_replay_runs_what_is_lacking(have: list[int], length: int, spans: list
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 30))
 def test_after_a_replay_every_stage_holds_the_history(have: list[int], length: int) -> None:
-    """By the step rule: a stage goes back to a step's start, and never runs one beyond what it holds."""
+    """By the step rule: a stage goes back to a step's start, and never runs one beyond what it
+    holds."""
     held = [min(n, length) for n in have]
     for span in replay_spans(held, length):
         until = span.until if span.until >= 0 else len(held) - 1

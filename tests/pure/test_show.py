@@ -38,7 +38,8 @@ def test_each_stage_has_its_share_and_its_layer_workers_theirs(stages: list[Stag
 
 
 def replicas(*done: int) -> Cluster:
-    """Two replicas that have loaded so many of ten bytes; the first is ready, whatever it has told."""
+    """Two replicas that have loaded so many of ten bytes; the first is ready, whatever it has
+    told."""
     actors = [
         ActorInfo(f"stage0.{n}", "block_server", state, stage=0, blocks="0-3", done_bytes=bytes_, total_bytes=10)
         for n, (bytes_, state) in enumerate(zip(done, ("ready", "ready" if done[1] == 10 else "loading"), strict=True))

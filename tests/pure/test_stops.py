@@ -42,7 +42,8 @@ def test_an_empty_stop_string_is_refused() -> None:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The rule, by brute force: the first prefix of `text` that ends with a stop, and the longest one it ends with."""
+    """The rule, by brute force: the first prefix of `text` that ends with a stop, and the longest
+    one it ends with."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

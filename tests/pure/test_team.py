@@ -1,4 +1,5 @@
-"""How many threads a turn runs on, by simulated machines: seconds by the number of threads, which the choice is told of and nothing else."""
+"""How many threads a turn runs on, by simulated machines: seconds by the number of threads, which
+the choice is told of and nothing else."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Text to ids by the model's own files: chat template, special tokens, BOS exactly once, every EOS."""
+"""Text to ids by the model's own files: chat template, special tokens, BOS exactly once, every
+EOS."""
 
 import json
 import subprocess

@@ -1,4 +1,5 @@
-"""Model folders as people find them: every way a checkpoint can be broken, made by code, and what is said of it."""
+"""Model folders as people find them: every way a checkpoint can be broken, made by code, and what
+is said of it."""
 
 import json
 import os
@@ -24,7 +25,8 @@ Break = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Case:
-    """`breaks` a copy of a tiny llama in `files` files; every pattern of `says` is then in a problem of its own."""
+    """`breaks` a copy of a tiny llama in `files` files; every pattern of `says` is then in a
+    problem of its own."""
 
     breaks: Break
     says: tuple[str, ...]

@@ -10,7 +10,8 @@ LOOP = "print(flush=True)\nwhile True: pass"
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that compute, from before the first statement within to the end of the last."""
+    """So many processes that compute, from before the first statement within to the end of the
+    last."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(count):

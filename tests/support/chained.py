@@ -15,7 +15,8 @@ from zrt.runtime.models.architecture.spec import read_spec
 
 
 class Pipeline:
-    """Shards of one model, chained: what stages are to each other, without processes between them."""
+    """Shards of one model, chained: what stages are to each other, without processes between
+    them."""
 
     def __init__(
         self, folder: Path, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, context: int, budget: int
@@ -48,7 +49,8 @@ class Pipeline:
         return self.generate(key, prompt, tokens)[0]
 
     def generate(self, key: Hashable, prompt: Sequence[int], tokens: int) -> tuple[list[int], Tensor]:
-        """Greedy ids, and the logits [tokens, vocab] each was picked from. As a session on a route, it is run again where its rope changes."""
+        """Greedy ids, and the logits [tokens, vocab] each was picked from. As a session on a route,
+        it is run again where its rope changes."""
         self.open(key)
         ids, seen, start = list(prompt), [], 0
         rope_length = self.spec.rope_length(len(prompt), len(prompt))
@@ -62,7 +64,8 @@ class Pipeline:
         return ids[len(prompt) :], torch.stack(seen)
 
     def difference(self, key: Hashable, ids: Sequence[int], expected: Tensor) -> float:
-        """max |Δ| of the logits [tokens, vocab] of a text taken in two chunks, then token by token."""
+        """max |Δ| of the logits [tokens, vocab] of a text taken in two chunks, then token by
+        token."""
         self.open(key)
         rope_length = self.spec.rope_length(len(ids), len(ids))
         worst, start = 0.0, 0

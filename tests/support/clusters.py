@@ -1,4 +1,5 @@
-"""A whole cluster in this process: the real coordinator and block servers with real sockets and executors, on the test's own loop."""
+"""A whole cluster in this process: the real coordinator and block servers with real sockets and
+executors, on the test's own loop."""
 
 import asyncio
 import faulthandler
@@ -30,7 +31,8 @@ READY_S = 60.0
 
 
 def _leave_loudly(status: int) -> NoReturn:
-    """A block server that gives its process up gives the tests up here: where all its threads are, on the terminal, tells why."""
+    """A block server that gives its process up gives the tests up here: where all its threads are,
+    on the terminal, tells why."""
     faulthandler.dump_traceback(sys.__stderr__)
     leave(status)
 
@@ -50,7 +52,8 @@ class Local:
     cache: Path
 
     async def join_worker(self, name: str, memory: int = 0, device: str = "cpu") -> LayerWorker:
-        """Start a layer worker. All have one cache, as if they were one after the other on one machine."""
+        """Start a layer worker. All have one cache, as if they were one after the other on one
+        machine."""
         worker = LayerWorker(
             name,
             join=self.coordinator.endpoint,
@@ -91,7 +94,8 @@ class Local:
         return seen
 
     async def loaded(self) -> None:
-        """Wait until the cluster is ready, and all replicas that have a seat: it is ready with one of each stage."""
+        """Wait until the cluster is ready, and all replicas that have a seat: it is ready with one
+        of each stage."""
         await until_ready(self.client)
         names = {server.name for server in self.servers}
         await self.until(
@@ -99,7 +103,8 @@ class Local:
         )
 
     async def settled(self) -> None:
-        """Wait until no session lives and every stage has heard that they ended, so that what its executor runs next finds them gone."""
+        """Wait until no session lives and every stage has heard that they ended, so that what its
+        executor runs next finds them gone."""
         async with asyncio.timeout(READY_S), aclosing(self.client.watch()) as watch:
             async for seen in watch:
                 if not seen.sessions:
@@ -142,8 +147,9 @@ def cluster_file(
     memory: int = 0,
     **settings: object,
 ) -> str:
-    """A cluster file on a free port. `stages` are block ranges, None where planned; `tp` the ranks of each, if it is not 1; `lend` the
-    blocks that each layer worker holds of stage `lending`. With `helped` the first stage takes help; `memory` is the most each stage may take.
+    """A cluster file on a free port. `stages` are block ranges, None where planned; `tp` the ranks
+    of each, if it is not 1; `lend` the blocks that each layer worker holds of stage `lending`. With
+    `helped` the first stage takes help; `memory` is the most each stage may take.
 
     Settings are `table_key=value`.
     """
@@ -207,8 +213,9 @@ async def local_cluster(
     waits: bool = True,
     **settings: object,
 ) -> AsyncIterator[Local]:
-    """Up and ready; everything is stopped on the way out. `workers` that the file does not know join as well, each with the most memory it may
-    take (0: what there is); they are there first. Without `waits` no worker of the file is started, and nothing is waited for."""
+    """Up and ready; everything is stopped on the way out. `workers` that the file does not know
+    join as well, each with the most memory it may take (0: what there is); they are there first.
+    Without `waits` no worker of the file is started, and nothing is waited for."""
     conf = parse(cluster_file(folder, stages, **settings), "test")
     async with AsyncExitStack() as stack:
         coordinator = make_coordinator(conf, folder)

@@ -1,8 +1,10 @@
-"""A layer worker's process that sends itself a signal in the midst of something. Words: ENDPOINT NAME CACHE PHASE SIGNAL [DEVICE].
+"""A layer worker's process that sends itself a signal in the midst of something. Words: ENDPOINT
+NAME CACHE PHASE SIGNAL [DEVICE].
 
 In place of a signal: LOST_DEVICE, and its GPU does nothing more for it.
 
-Phases: assignment, push (the second piece of a layer came, and is not written), load, prefill, decode (the fifth token).
+Phases: assignment, push (the second piece of a layer came, and is not written), load, prefill,
+decode (the fifth token).
 """
 
 import os

@@ -1,4 +1,5 @@
-"""Clusters in this process whose block servers lead ranks: real children of it, that tests may harm."""
+"""Clusters in this process whose block servers lead ranks: real children of it, that tests may
+harm."""
 
 import asyncio
 import os
@@ -96,7 +97,8 @@ def holdings() -> tuple[Counter[str], int]:
 
 
 async def holds_no_more_than(held: tuple[Counter[str], int]) -> None:
-    """AssertionError if this process still has more open, or other children, when what was under way has had its time to end.
+    """AssertionError if this process still has more open, or other children, when what was under
+    way has had its time to end.
 
     Where gloo missed the end of a rank, what it holds goes when its own patience ends.
     """
@@ -109,11 +111,12 @@ async def holds_no_more_than(held: tuple[Counter[str], int]) -> None:
     assert now == held, f"{now}, not {held}"
 
 
-# ---- what may happen to a rank --------------------------------------------------------------------------------------
+# ---- what may happen to a rank -------------------------------------------------------------------
 
 
 def pid_of(rank: RankProcess) -> int:
-    """Of a process that runs: to signal number 0 would be to signal ourselves, and all that share a group with us."""
+    """Of a process that runs: to signal number 0 would be to signal ourselves, and all that share a
+    group with us."""
     assert rank.child.pid, f"{rank.child.name} does not run"
     return rank.child.pid
 
@@ -127,7 +130,8 @@ def stop(rank: RankProcess) -> None:
 
 
 def starve(rank: RankProcess) -> None:
-    """It gets no more memory than it has: whatever needs more of it, in the middle of a forward, raises."""
+    """It gets no more memory than it has: whatever needs more of it, in the middle of a forward,
+    raises."""
     pid = pid_of(rank)
     with open(f"/proc/{pid}/status") as status:
         kib = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
@@ -135,7 +139,8 @@ def starve(rank: RankProcess) -> None:
 
 
 def unload(rank: RankProcess) -> None:
-    """A stranger tells it to unload: its next step raises, and it does not join in what the others wait for it in."""
+    """A stranger tells it to unload: its next step raises, and it does not join in what the others
+    wait for it in."""
     with raw(zmq.DEALER) as socket:
         socket.connect(rank.address.endpoint)
         socket.send(b'{"op":"unload_model","model_id":""}')

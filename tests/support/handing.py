@@ -1,4 +1,5 @@
-"""The other side of memory that rows are handed over in: a process that writes it, and a device whose flags are the host's own."""
+"""The other side of memory that rows are handed over in: a process that writes it, and a device
+whose flags are the host's own."""
 
 import ctypes
 import json

@@ -1,4 +1,5 @@
-"""A master of a layer worker that says what it likes, and what it offers: hand-made documented messages, nothing of zrt's on this side."""
+"""A master of a layer worker that says what it likes, and what it offers: hand-made documented
+messages, nothing of zrt's on this side."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,8 @@
-"""A master written from the documented messages alone, without zrt: pyzmq, MessagePack, and the safetensors format by hand.
+"""A master written from the documented messages alone, without zrt: pyzmq, MessagePack, and the
+safetensors format by hand.
 
-Words: ENDPOINT MODEL CONTEXT. Drives a layer worker through Hello, its set-up with layers 1 to 4, SingleOp, Batch and Goodbye; prints one JSON
-object.
+Words: ENDPOINT MODEL CONTEXT. Drives a layer worker through Hello, its set-up with layers 1 to 4,
+SingleOp, Batch and Goodbye; prints one JSON object.
 """
 
 import hashlib

@@ -1,4 +1,5 @@
-"""Sessions that run at once, half of them greedy and half at some temperature, each with its own prompt and seed; and what came of them."""
+"""Sessions that run at once, half of them greedy and half at some temperature, each with its own
+prompt and seed; and what came of them."""
 
 import asyncio
 import random

@@ -1,4 +1,5 @@
-"""Messages that no peer of ours would send: every type of the protocol, filled at random and then spoilt, as a tree of values or as bytes."""
+"""Messages that no peer of ours would send: every type of the protocol, filled at random and then
+spoilt, as a tree of values or as bytes."""
 
 import random
 from collections import Counter
@@ -39,7 +40,8 @@ LENGTHS = [
 
 @dataclass
 class Speaker:
-    """Who a mutant says it is, and what it knows: sessions by (id, epoch), and the incarnations of those it speaks to."""
+    """Who a mutant says it is, and what it knows: sessions by (id, epoch), and the incarnations of
+    those it speaks to."""
 
     name: str = "stranger"
     incarnation: int = 9
@@ -49,7 +51,8 @@ class Speaker:
 
 @dataclass
 class Mutant:
-    """`frames` as they are sent. `header`: its header can be read (a bare message has none: it decodes); `whole`: all of it decodes."""
+    """`frames` as they are sent. `header`: its header can be read (a bare message has none: it
+    decodes); `whole`: all of it decodes."""
 
     kind: Kind
     type: str
@@ -83,7 +86,7 @@ class Mutants:
                 self.whole[mutant.type] += mutant.whole
                 return mutant
 
-    # ---- one of each kind -------------------------------------------------------------------------------------------
+    # ---- one of each kind ------------------------------------------------------------------------
 
     def _client(self) -> Mutant | None:
         name = self.rng.choice(list(CLIENT))
@@ -154,7 +157,7 @@ class Mutants:
         whole = _takes(decode_inference, frame)
         return Mutant("bare", "bare InferenceRequest", [frame], whole, whole)
 
-    # ---- parts ------------------------------------------------------------------------------------------------------
+    # ---- parts -----------------------------------------------------------------------------------
 
     def _session(self) -> tuple[int, int]:
         sessions = self.speaker.sessions
@@ -210,7 +213,7 @@ class Mutants:
                 return None
         raise NotImplementedError(f"{kind}: the wire carries no such type yet")
 
-    # ---- damage -----------------------------------------------------------------------------------------------------
+    # ---- damage ----------------------------------------------------------------------------------
 
     def _spoilt(self, tree: Any) -> Any:
         """The tree with none to three of its values changed, taken out, repeated or buried."""

@@ -1,4 +1,5 @@
-"""Who the actors under test talk to: other actors, on this loop or on a loop of their own, and raw sockets."""
+"""Who the actors under test talk to: other actors, on this loop or on a loop of their own, and raw
+sockets."""
 
 import asyncio
 import os
@@ -29,7 +30,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def arrives(mailbox: Mailbox, begin: Callable[[], object]) -> None:
-    """Hold this loop up until what `begin` sets off has come for a mailbox, and leave it unheard."""
+    """Hold this loop up until what `begin` sets off has come for a mailbox, and leave it
+    unheard."""
     readable(mailbox._socket)  # no news is left of what came before
     begin()
     assert select.select([mailbox._fd], [], [], PATIENCE_S)[0]
@@ -38,7 +40,8 @@ def arrives(mailbox: Mailbox, begin: Callable[[], object]) -> None:
 
 @contextmanager
 def no_descriptors() -> Iterator[Callable[[], None]]:
-    """This process has not one left; nor has it after what comes with this was called, which takes those that were closed since."""
+    """This process has not one left; nor has it after what comes with this was called, which takes
+    those that were closed since."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))

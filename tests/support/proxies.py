@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager, suppress
 
 
 class Proxy:
-    """Pipes bytes to and from `target` (tcp://host:port). `endpoint` is where it is reached, also after it was shut and opened again."""
+    """Pipes bytes to and from `target` (tcp://host:port). `endpoint` is where it is reached, also
+    after it was shut and opened again."""
 
     def __init__(self, target: str) -> None:
         self._host, self._port = target.removeprefix("tcp://").split(":")
@@ -38,7 +39,8 @@ class Proxy:
             writer.transport.abort()
 
     def cut_after(self, octets: int) -> None:
-        """Cut, once, when so many more bytes have come from the target: in the middle of a message, as it happens."""
+        """Cut, once, when so many more bytes have come from the target: in the middle of a message,
+        as it happens."""
         self._left = octets
 
     def hold(self) -> None:

@@ -1,4 +1,5 @@
-"""A master that only pushes: the layers of a folder, to the worker at an endpoint. Prints what it pushed and how much it grew, in bytes."""
+"""A master that only pushes: the layers of a folder, to the worker at an endpoint. Prints what it
+pushed and how much it grew, in bytes."""
 
 import asyncio
 import json

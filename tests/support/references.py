@@ -34,7 +34,8 @@ async def through_stages(
     dtype: str = "float32",
     **settings: object,
 ) -> tuple[list[int], Tensor]:
-    """The cluster's greedy ids, and the logits as the last stage's executor computed them after real hops."""
+    """The cluster's greedy ids, and the logits as the last stage's executor computed them after
+    real hops."""
     async with local_cluster(folder, stages, model_dtype=dtype, **settings) as cluster:
         seen: list[Tensor] = []
         engine = cluster.servers[-1].turns.engine

@@ -1,4 +1,5 @@
-"""What a chaos test found, as one JSON line: shown, and kept in the file that $ZRT_RESULTS names."""
+"""What a chaos test found, as one JSON line: shown, and kept in the file that $ZRT_RESULTS
+names."""
 
 import json
 import os

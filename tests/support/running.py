@@ -1,4 +1,5 @@
-"""`zrt up` as a user runs it: a real process with real children, on a free port, with a home of its own."""
+"""`zrt up` as a user runs it: a real process with real children, on a free port, with a home of its
+own."""
 
 import json
 import os
@@ -80,7 +81,8 @@ SHELLS_DESCRIPTORS = 1024
 
 
 def _as_from_a_shell() -> None:
-    """Whoever runs the tests in the background ignores Ctrl-C, and so would their children; and may have been given more descriptors."""
+    """Whoever runs the tests in the background ignores Ctrl-C, and so would their children; and may
+    have been given more descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (SHELLS_DESCRIPTORS, hard))
@@ -116,7 +118,8 @@ def running(*words: str, home: Path) -> Iterator[Running]:
 
 
 def family(home: Path) -> list[psutil.Process]:
-    """Every process of the clusters that were started with this home: children inherit it, whoever their parent is by now."""
+    """Every process of the clusters that were started with this home: children inherit it, whoever
+    their parent is by now."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

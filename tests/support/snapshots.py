@@ -1,4 +1,5 @@
-"""Snapshots of clusters as the coordinator tells them, of any size, with names that are hard to show."""
+"""Snapshots of clusters as the coordinator tells them, of any size, with names that are hard to
+show."""
 
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo, DrainInfo, Happened, HopInfo, SessionInfo

@@ -15,7 +15,8 @@ PATIENCE_S = 60.0
 
 
 class Terminal:
-    """`screen` is all that was shown so far, control characters included. Use it as a context manager: what still runs is killed."""
+    """`screen` is all that was shown so far, control characters included. Use it as a context
+    manager: what still runs is killed."""
 
     def __init__(self, *words: str, home: Path) -> None:
         self.screen = ""
@@ -39,7 +40,8 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def until(self, text: str) -> str:
-        """Wait until `text` is shown after what was waited for last; what was shown up to its end."""
+        """Wait until `text` is shown after what was waited for last; what was shown up to its
+        end."""
         deadline = time.monotonic() + PATIENCE_S
         while text not in self.screen[self._read :]:
             if not select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -52,10 +54,12 @@ class Terminal:
         return self.screen[start : self._read]
 
     def wait(self, typing: str = "") -> int:
-        """Its exit status (negative: the signal) once it has ended. What it shows meanwhile is read, so that it can end.
+        """Its exit status (negative: the signal) once it has ended. What it shows meanwhile is
+        read, so that it can end.
 
-        `typing` is typed now, and every second until a line ends in answer to it. (Python does not see a Ctrl-C in the moment between
-        input()'s prompt and its read until the next key; once seen, another one would interrupt the leaving.)
+        `typing` is typed now, and every second until a line ends in answer to it. (Python does not
+        see a Ctrl-C in the moment between input()'s prompt and its read until the next key; once
+        seen, another one would interrupt the leaving.)
         """
         deadline = time.monotonic() + PATIENCE_S
         fds = [fd for fd in (self._pidfd, self._fd) if fd >= 0]

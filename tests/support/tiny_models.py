@@ -1,4 +1,5 @@
-"""Tiny models that between them have every feature of every family: what is compared with transformers, here and in docs/models.md."""
+"""Tiny models that between them have every feature of every family: what is compared with
+transformers, here and in docs/models.md."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,7 +141,8 @@ MODELS = {
 def save_model(folder: Path, family: str, config: dict[str, Any], seed: int, dtype: str, files: int) -> None:
     """Write config.json and safetensors of a random model; `files` > 1 writes indexed shards.
 
-    Weights are random everywhere (norms around 1, biases away from 0), so that no part of a model can be left out unnoticed.
+    Weights are random everywhere (norms around 1, biases away from 0), so that no part of a model
+    can be left out unnoticed.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer as Backend
 
 
 def byte_level() -> Backend:
-    """GPT-2's kind: every byte is a token, some merges, and added tokens with and without characters of the alphabet."""
+    """GPT-2's kind: every byte is a token, some merges, and added tokens with and without
+    characters of the alphabet."""
     vocabulary = {token: n for n, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = [("h", "e"), ("Ġ", "he"), ("ð", "Ł"), ("ä", "½")]
     for left, right in merges:
@@ -23,7 +24,8 @@ def byte_level() -> Backend:
 
 
 def byte_fallback(strip: bool) -> Backend:
-    """Llama 2's kind (`strip`) and Gemma's: a piece vocabulary where unknown characters fall to tokens of their bytes."""
+    """Llama 2's kind (`strip`) and Gemma's: a piece vocabulary where unknown characters fall to
+    tokens of their bytes."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += [*"▁abcdehnot.,'", "▁▁", "he", "▁he", "▁a", "日"]
     vocabulary = {piece: n for n, piece in enumerate(pieces)}

@@ -1,4 +1,5 @@
-"""A stranger that speaks ZMTP 3.1 (rfc.zeromq.org/spec/37) over a plain connection, and so can break it at any byte."""
+"""A stranger that speaks ZMTP 3.1 (rfc.zeromq.org/spec/37) over a plain connection, and so can
+break it at any byte."""
 
 import socket
 import struct

@@ -1,6 +1,8 @@
-"""Textual's pilot takes the process's idleness for a sign that a key was handled; beside a cluster in the same process it waits in vain.
+"""Textual's pilot takes the process's idleness for a sign that a key was handled; beside a cluster
+in the same process it waits in vain.
 
-Here it waits until every widget has handled what was in its queue, as often as a key may be handed on.
+Here it waits until every widget has handled what was in its queue, as often as a key may be handed
+on.
 """
 
 import asyncio
@@ -10,7 +12,8 @@ from textual import app
 from textual.pilot import Pilot
 
 HANDED_ON = 6
-"""A key that the focused widget does not take goes to its parent's queue, and so up to the app; what it does there may add to others."""
+"""A key that the focused widget does not take goes to its parent's queue, and so up to the app;
+what it does there may add to others."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""The monitor with recorded snapshots: pictures of every view as they were looked at once, large clusters, and snapshots that make no sense.
+"""The monitor with recorded snapshots: pictures of every view as they were looked at once, large
+clusters, and snapshots that make no sense.
 
     ZRT_PICTURES=write python -m pytest tests/tui/test_recorded.py
 
@@ -59,7 +60,8 @@ def take(top: Top, seen: Cluster) -> None:
 
 
 def recorded() -> Cluster:
-    """A cluster with something of everything: ranks, layer workers, a drain, a death, long names and wide ones."""
+    """A cluster with something of everything: ranks, layer workers, a drain, a death, long names
+    and wide ones."""
     seen = cluster(sessions=0, name="wide 段落 cluster", up_ms=60_000)
     wide = "服务器-" * 6
     seen.actors = [

@@ -1,4 +1,5 @@
-"""The monitor's keys and views, against one real cluster, which every test leaves as it found it."""
+"""The monitor's keys and views, against one real cluster, which every test leaves as it found
+it."""
 
 import asyncio
 import json

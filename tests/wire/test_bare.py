@@ -1,4 +1,5 @@
-"""A bare InferenceRequest, from a peer that knows nothing of zrt: what a block server is handed, and what it refuses."""
+"""A bare InferenceRequest, from a peer that knows nothing of zrt: what a block server is handed,
+and what it refuses."""
 
 import mmap
 

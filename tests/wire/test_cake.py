@@ -1,6 +1,8 @@
-"""Cake's bytes: what its reference encoder wrote, and what its reference decoder took and refused (vectors/cake.json).
+"""Cake's bytes: what its reference encoder wrote, and what its reference decoder took and refused
+(vectors/cake.json).
 
-One difference is deliberate: the reference ignores bytes of a payload after the message, zrt refuses them.
+One difference is deliberate: the reference ignores bytes of a payload after the message, zrt
+refuses them.
 """
 
 import json
@@ -78,7 +80,7 @@ def plain(value):
     return [list(item) if isinstance(item, tuple) else item for item in value] if isinstance(value, list) else value
 
 
-# ---- the vectors ----------------------------------------------------------------------------------------------------
+# ---- the vectors ---------------------------------------------------------------------------------
 
 
 def test_every_vector_of_the_file_is_exercised_by_exactly_one_test_below():
@@ -154,7 +156,7 @@ def test_both_sides_prove_that_they_hold_the_key(vector):
     assert [words.hex() for words in said] == [step["hex"] for step in vector["steps"]]
 
 
-# ---- the codec beside the vectors -----------------------------------------------------------------------------------
+# ---- the codec beside the vectors ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_a_dtype_without_a_tag_is_refused():
         to_raw(torch.tensor([True]))
 
 
-# ---- between zrt actors, and bare -----------------------------------------------------------------------------------
+# ---- between zrt actors, and bare ----------------------------------------------------------------
 
 
 def test_the_union_has_the_documented_messages_and_those_that_zrt_adds():

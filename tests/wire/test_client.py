@@ -1,4 +1,5 @@
-"""What a client may get wrong, and what it is told: the kind, the id if it can be read, and the field at fault."""
+"""What a client may get wrong, and what it is told: the kind, the id if it can be read, and the
+field at fault."""
 
 import msgspec
 import pytest

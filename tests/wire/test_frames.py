@@ -49,7 +49,7 @@ def refused(header, body=None, frames=None):
     return caught.value
 
 
-# ---- what travels ---------------------------------------------------------------------------------------------------
+# ---- what travels --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("size", "frames"), [(INLINE - 4, 2), (INLINE, 3)])
@@ -128,7 +128,7 @@ def test_a_header_with_fields_appended_by_a_newer_writer_is_taken():
     assert decode([longer, msgspec.msgpack.encode(Done())]) == (header, Done())
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_control_message_that_is_off_names_its_field(body, message):
     assert (error.kind, message in str(error)) == ("bad_request", True), str(error)
 
 
-# ---- hostile frames -------------------------------------------------------------------------------------------------
+# ---- hostile frames ------------------------------------------------------------------------------
 
 PREFIX = msgspec.msgpack.encode(Header(PROTOCOL, "front", 5, body="control"))
 
@@ -332,7 +332,7 @@ def test_an_open_that_samples_out_of_range_is_refused_by_field(field, value):
     assert f"open.sampling.{field}: Expected" in str(error)
 
 
-# ---- limits ---------------------------------------------------------------------------------------------------------
+# ---- limits --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

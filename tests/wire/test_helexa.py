@@ -1,6 +1,8 @@
-"""helexa's JSON: what its reference encoder wrote, and what its reference decoder took and refused (vectors/helexa.json).
+"""helexa's JSON: what its reference encoder wrote, and what its reference decoder took and refused
+(vectors/helexa.json).
 
-The seed's decoder knows fewer ops than the head's; zrt reads the head's. What the two have in common is alike in every byte.
+The seed's decoder knows fewer ops than the head's; zrt reads the head's. What the two have in
+common is alike in every byte.
 """
 
 import json
@@ -60,7 +62,7 @@ def reads_back(message):
     return (helexa.read_response if response else helexa.read_request)(helexa.write(message))
 
 
-# ---- the vectors ----------------------------------------------------------------------------------------------------
+# ---- the vectors ---------------------------------------------------------------------------------
 
 
 def test_every_vector_of_the_file_is_exercised_by_exactly_one_test_below():
@@ -100,7 +102,7 @@ def test_every_prefix_is_refused(vector):
     read(vector, wire)
 
 
-# ---- the rules beside the vectors -----------------------------------------------------------------------------------
+# ---- the rules beside the vectors ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("message", OWN, ids=lambda message: type(message).__name__)
@@ -152,7 +154,7 @@ def test_an_unknown_field_may_hold_anything(wire):
     assert helexa.read_request(wire) == ranks.Ping()
 
 
-# ---- between zrt actors ---------------------------------------------------------------------------------------------
+# ---- between zrt actors --------------------------------------------------------------------------
 
 
 def step(rows, width=8):

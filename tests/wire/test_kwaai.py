@@ -1,7 +1,8 @@
-"""KwaaiNet's bytes: what its reference encoder wrote, and what its reference decoder took and refused (vectors/kwaai.json).
+"""KwaaiNet's bytes: what its reference encoder wrote, and what its reference decoder took and
+refused (vectors/kwaai.json).
 
-One difference is deliberate: the reference ignores bytes after the message, zrt refuses them, since they mean that data was lost.
-No vector in the file depends on it.
+One difference is deliberate: the reference ignores bytes after the message, zrt refuses them, since
+they mean that data was lost. No vector in the file depends on it.
 """
 
 import hashlib
@@ -77,7 +78,7 @@ def with_unknown(value, key=b"\xa1x"):
     return map_of([(key, value), *((text(name), field) for name, field in PAIRS)])
 
 
-# ---- the vectors ----------------------------------------------------------------------------------------------------
+# ---- the vectors ---------------------------------------------------------------------------------
 
 
 def test_every_vector_of_the_file_is_exercised_by_exactly_one_test_below():
@@ -158,7 +159,7 @@ def test_shape_against_data_is_checked_after_decoding():
     assert caught.value.kind == "bad_request"
 
 
-# ---- the rules beside the vectors -----------------------------------------------------------------------------------
+# ---- the rules beside the vectors ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

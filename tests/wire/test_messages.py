@@ -1,4 +1,5 @@
-"""Every message there is survives the wire, whatever its fields hold; and no bytes get anything but WireError out of a reader."""
+"""Every message there is survives the wire, whatever its fields hold; and no bytes get anything but
+WireError out of a reader."""
 
 import math
 from typing import get_args
@@ -26,7 +27,8 @@ MANY = settings(deadline=None, derandomize=True, max_examples=300)
 
 
 def values(kind):
-    """A strategy for anything that a type of the protocol allows, with every field of a Struct filled."""
+    """A strategy for anything that a type of the protocol allows, with every field of a Struct
+    filled."""
     match kind:
         case shape_of.StructType():
             return st.builds(kind.cls, **{field.name: values(field.type) for field in kind.fields})
@@ -98,7 +100,7 @@ def turns(draw):
     return header, InferenceRequest(first.session, first.seq_pos, kind, dims, data)
 
 
-# ---- round trips ----------------------------------------------------------------------------------------------------
+# ---- round trips ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", CONTROL)
@@ -169,7 +171,7 @@ def test_every_kind_of_error_can_be_told_to_actors_and_clients(kind):
     assert decode_event(encode_event(error)) == error
 
 
-# ---- truncation and noise -------------------------------------------------------------------------------------------
+# ---- truncation and noise ------------------------------------------------------------------------
 
 
 def taken(reader, frame):

@@ -1,4 +1,5 @@
-"""A worker gets its layers: what model they are of, which, the bytes it lacks, and its word that they are loaded."""
+"""A worker gets its layers: what model they are of, which, the bytes it lacks, and its word that
+they are loaded."""
 
 import asyncio
 import time
@@ -88,7 +89,8 @@ class LentModel:
 
 
 async def set_up(worker: LentWorker, model: LentModel, layers: Sequence[int], changed: Callable[[], None]) -> None:
-    """Until the worker has loaded `layers`; `changed` is called as its `load` changes. ZrtError: the worker's, worker_failed."""
+    """Until the worker has loaded `layers`; `changed` is called as its `load` changes. ZrtError:
+    the worker's, worker_failed."""
     load = worker.load
     load.state, load.layers = "asked", ranges(layers)
     load.push_bytes = load.push_bytes_s = 0
@@ -126,9 +128,11 @@ UNACKNOWLEDGED: Final = 4
 
 
 async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], None]) -> None:
-    """Send what the worker does not hold yet; `report(bytes held, bytes sent)` at first and as it gets on. ZrtError: the worker's, worker_failed.
+    """Send what the worker does not hold yet; `report(bytes held, bytes sent)` at first and as it
+    gets on. ZrtError: the worker's, worker_failed.
 
-    What is on its way lies in UNACKNOWLEDGED buffers, each read into again once the worker has answered what it held.
+    What is on its way lies in UNACKNOWLEDGED buffers, each read into again once the worker has
+    answered what it held.
     """
     size = len(offer.manifest)
     await worker.ask(ModelDataChunk(MANIFEST, 0, size, memoryview(offer.manifest)), ModelDataTaken, CHUNK_S)
@@ -170,7 +174,8 @@ async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], No
 
 
 def _raise_first(sends: list[asyncio.Task[None]]) -> None:
-    """Forget the sends that are over; raise what the first that failed did: the others may have failed since it had."""
+    """Forget the sends that are over; raise what the first that failed did: the others may have
+    failed since it had."""
     for task in [task for task in sends if task.done()]:
         sends.remove(task)
         task.result()

@@ -1,7 +1,9 @@
-"""A block server's layer workers: which are there, what each gets, and what is done when one is lost.
+"""A block server's layer workers: which are there, what each gets, and what is done when one is
+lost.
 
-Told by the coordinator (`Workers`) who there is. Pinned runs wait for their workers; where the stage takes help, the other blocks are shared
-out over the workers that are there and the block server itself (layer_sharing.py). It waits for workers as long as its blocks do not fit without.
+Told by the coordinator (`Workers`) who there is. Pinned runs wait for their workers; where the
+stage takes help, the other blocks are shared out over the workers that are there and the block
+server itself (layer_sharing.py). It waits for workers as long as its blocks do not fit without.
 """
 
 import asyncio
@@ -42,7 +44,8 @@ PAUSE_S: Final = 0.5
 WAIT_S: Final = 600.0
 """How long workers may take to join, or to come back."""
 GRACE_S: Final = 5.0
-"""How long a stage that could do without waits for workers of the cluster file, and for those it had."""
+"""How long a stage that could do without waits for workers of the cluster file, and for those it
+had."""
 FIRST_S: Final = 2.0
 """How long a stage that takes help waits for a first worker."""
 RETRY_S: Final = 1.0
@@ -50,8 +53,8 @@ RETRY_S: Final = 1.0
 
 
 class Lending:
-    """What `load` gives out stays until `end`; `lost` is called when it breaks of itself, and `load` is due again. `told` is called when
-    `stats` change while it loads."""
+    """What `load` gives out stays until `end`; `lost` is called when it breaks of itself, and
+    `load` is due again. `told` is called when `stats` change while it loads."""
 
     def __init__(
         self,
@@ -84,10 +87,11 @@ class Lending:
         self._waits_for = ""
         self._rebuilds = 0
 
-    # ---- who is there -----------------------------------------------------------------------------------------------
+    # ---- who is there ----------------------------------------------------------------------------
 
     def workers_are(self, message: Workers) -> None:
-        """What the coordinator knows. One that it does not name may yet be there, and goes on with what it does."""
+        """What the coordinator knows. One that it does not name may yet be there, and goes on with
+        what it does."""
         for address in message.workers:
             known = self._workers.get(address.name)
             if known is None or known.address != address:
@@ -118,7 +122,8 @@ class Lending:
             self.lent.worker_lost(address)
 
     def may_mend(self, assignment: Assignment, fault: Fault) -> bool:
-        """Whether a load that ended so may do now: all workers of pinned runs are there, and the one it failed for is not the one it was."""
+        """Whether a load that ended so may do now: all workers of pinned runs are there, and the
+        one it failed for is not the one it was."""
         if any(lend.worker not in self._workers for lend in assignment.lend):
             return False
         worker = self._workers.get(fault.where)
@@ -135,12 +140,13 @@ class Lending:
             self._own, self._waits_for, self._rebuilds, [worker.load for _, worker in sorted(self._workers.items())]
         )
 
-    # ---- giving out -------------------------------------------------------------------------------------------------
+    # ---- giving out ------------------------------------------------------------------------------
 
     async def load(
         self, folder: Path, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]
     ) -> Backend:
-        """The backend of this assignment. What breaks off since a worker is lost is begun again, a few times.
+        """The backend of this assignment. What breaks off since a worker is lost is begun again, a
+        few times.
 
         ZrtError: as load_engine; a worker's own, where blocks are pinned to it; `worker_failed`.
         """
@@ -166,8 +172,8 @@ class Lending:
         raise AssertionError("the last attempt returns or raises")
 
     def _may_go_on(self, assignment: Assignment, error: ZrtError) -> bool:
-        """Whether another attempt may do: a worker was lost, or one that nothing is pinned to cannot hold what it was given. That none will come
-        is our own word, and final."""
+        """Whether another attempt may do: a worker was lost, or one that nothing is pinned to
+        cannot hold what it was given. That none will come is our own word, and final."""
         worker = self._workers.get(error.where)
         if error.kind == "worker_failed":
             return error.where != self._actor.name
@@ -203,7 +209,8 @@ class Lending:
         self._lost(error)
 
     async def end(self) -> None:
-        """Nothing is lent any more. Our own engines are kept for the next load, without their sessions."""
+        """Nothing is lent any more. Our own engines are kept for the next load, without their
+        sessions."""
         lent, self.lent = self.lent, None
         if lent is not None:
             lent.end()
@@ -220,10 +227,11 @@ class Lending:
         self._plan = LayerPlan(())
         self._own_us = self._rebuilds = 0
 
-    # ---- the plan ---------------------------------------------------------------------------------------------------
+    # ---- the plan --------------------------------------------------------------------------------
 
     async def _planned(self, model: LentModel, cancelled: Callable[[], bool]) -> LayerPlan:
-        """Who gets which blocks, once all that is needed is there. ZrtError bad_config, worker_failed, cancelled."""
+        """Who gets which blocks, once all that is needed is there. ZrtError bad_config,
+        worker_failed, cancelled."""
         given = model.assignment
         began = time.monotonic()
         while True:
@@ -252,7 +260,8 @@ class Lending:
                     await self._changed.wait()
 
     def _given_up(self, name: str, given: Assignment) -> bool:
-        """Whether a worker that blocks are pinned to will not come: others take them, where the stage takes help. ZrtError worker_failed."""
+        """Whether a worker that blocks are pinned to will not come: others take them, where the
+        stage takes help. ZrtError worker_failed."""
         if name in self._workers or name in self._awaited:
             return False
         if given.helped:
@@ -313,7 +322,8 @@ class Lending:
         )
 
     async def _holders(self, model: LentModel, helpers: list[LentWorker]) -> list[Holder]:
-        """Ourselves and the workers, with what each has room for. Those of one machine have its memory together."""
+        """Ourselves and the workers, with what each has room for. Those of one machine have its
+        memory together."""
         given = model.assignment
         block = model.block_bytes
         here = (socket.gethostname(), self._device)

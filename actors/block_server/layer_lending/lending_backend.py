@@ -1,10 +1,13 @@
-"""A block server as master: a stage whose runs of blocks are computed in turn, some in its own executor, some by layer workers.
+"""A block server as master: a stage whose runs of blocks are computed in turn, some in its own
+executor, some by layer workers.
 
-Each run that is lent is one Batch with the hidden states of the turn, and one hop. A step that a run cannot take is left out of the runs behind
-it; the runs before it go back when the step comes again (the step rule). A worker that is gone, or says what it should not, ends the whole: its
-KV is lost, so the layers are given out anew (lending.py), and the sessions are replayed.
+Each run that is lent is one Batch with the hidden states of the turn, and one hop. A step that a
+run cannot take is left out of the runs behind it; the runs before it go back when the step comes
+again (the step rule). A worker that is gone, or says what it should not, ends the whole: its KV is
+lost, so the layers are given out anew (lending.py), and the sessions are replayed.
 
-Embedding, norm and head stay here. Where the blocks beside them are lent they are runs of their own, without blocks.
+Embedding, norm and head stay here. Where the blocks beside them are lent they are runs of their
+own, without blocks.
 """
 
 import asyncio
@@ -40,7 +43,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """A run of ours: blocks first..last (none: last is first - 1), with what of the model's ends is beside them."""
+    """A run of ours: blocks first..last (none: last is first - 1), with what of the model's ends is
+    beside them."""
 
     first: int
     last: int
@@ -58,7 +62,8 @@ class OwnRun:
 
 
 def read_bytes(model: LentModel, runs: Sequence[OwnRun], device: str) -> list[int]:
-    """What each of our runs takes, bytes: an embedding that is the head as well is the first one's on each device."""
+    """What each of our runs takes, bytes: an embedding that is the head as well is the first one's
+    on each device."""
     sizes, held = [], set()
     for run in runs:
         size, place = run.nbytes(model), run.device(device)
@@ -70,13 +75,15 @@ def read_bytes(model: LentModel, runs: Sequence[OwnRun], device: str) -> list[in
 
 
 def ends(first: Engine, last: Engine) -> Holding:
-    """What a stage of several engines is to those that ask: it takes what its first run takes, and gives what its last one gives."""
+    """What a stage of several engines is to those that ask: it takes what its first run takes, and
+    gives what its last one gives."""
     shard = replace(first.shard, last=last.shard.last, final_norm=last.shard.final_norm, head=last.shard.head)
     return Holding(shard, first.cache)
 
 
 class LendingBackend:
-    """The backend; made by `load`. `lost(error)` is called once, when it breaks of itself: then another is needed.
+    """The backend; made by `load`. `lost(error)` is called once, when it breaks of itself: then
+    another is needed.
 
     `own` are its engines, which the next one may go on with.
     """
@@ -94,7 +101,7 @@ class LendingBackend:
         self._numbers = Numbers()
         self._hopped_ns = 0
 
-    # ---- life -------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     async def load(
         self,
@@ -168,7 +175,7 @@ class LendingBackend:
         if self.broken is not None:
             raise self.broken.anew()
 
-    # ---- work -------------------------------------------------------------------------------------------------------
+    # ---- work ------------------------------------------------------------------------------------
 
     async def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
         """As Engine.open: what all runs hold."""
@@ -249,7 +256,8 @@ class LendingBackend:
 
 
 def cut(assignment: Assignment, lends: Sequence[Lend]) -> list[OwnRun | Lend]:
-    """The runs of a stage in order. At least one is our own, if only without blocks: whatever comes in is checked there."""
+    """The runs of a stage in order. At least one is our own, if only without blocks: whatever comes
+    in is checked there."""
     first, last, end = assignment.first, assignment.last, assignment.num_blocks - 1
     ordered = sorted(lends, key=lambda lend: lend.first)
     runs: list[OwnRun | Lend] = []

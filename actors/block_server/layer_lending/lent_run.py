@@ -35,7 +35,8 @@ class Numbers:
 
 
 class LentRun:
-    """Blocks first..last of `worker`'s. ZrtError worker_failed where it is gone, or says what it should not: its KV is lost then."""
+    """Blocks first..last of `worker`'s. ZrtError worker_failed where it is gone, or says what it
+    should not: its KV is lost then."""
 
     def __init__(self, worker: LentWorker, blocks: Blocks, numbers: Numbers) -> None:
         self.worker = worker
@@ -68,7 +69,8 @@ class LentRun:
         return TurnResult(outcomes, answer)
 
     async def _send(self, works: Sequence[Work]) -> Tensor | StepFaults:
-        """One hop: hidden states [Σn, hidden], or which steps cannot run (some, so each answer of that kind leaves fewer)."""
+        """One hop: hidden states [Σn, hidden], or which steps cannot run (some, so each answer of
+        that kind leaves fewer)."""
         for work in works:
             if work.opens and work.seq_pos == 0:  # a session that nobody opened
                 await self.worker.ask(OpenLayers(self._numbers.of(work.key), work.opens), LayersOpened, STEP_S)

@@ -1,4 +1,5 @@
-"""A layer worker as its master sees it: who it is, what it has and does, and questions with one answer each."""
+"""A layer worker as its master sees it: who it is, what it has and does, and questions with one
+answer each."""
 
 import statistics
 import time
@@ -29,7 +30,8 @@ _Answer = TypeVar("_Answer", bound=LayerMessage)
 
 
 class LentWorker:
-    """One incarnation of a worker, asked by `actor`. `load` is what is known of it, `has` what it said when it was looked at."""
+    """One incarnation of a worker, asked by `actor`. `load` is what is known of it, `has` what it
+    said when it was looked at."""
 
     def __init__(self, actor: Actor, address: Address) -> None:
         self.actor = actor
@@ -49,7 +51,8 @@ class LentWorker:
         return self._load
 
     async def look(self, prepare: PrepareLayers) -> None:
-        """Find out how far it is, and what it has for layers of this model. ZrtError: the worker's; worker_failed: of another version, too."""
+        """Find out how far it is, and what it has for layers of this model. ZrtError: the worker's;
+        worker_failed: of another version, too."""
         started = time.perf_counter()
         info = await self.ask(Hello(), WorkerInfo, HELLO_S)
         self._load.latency_us = int((time.perf_counter() - started) * 1e6)
@@ -83,7 +86,8 @@ RECENT: Final = 512
 
 
 class HopTimes:
-    """Of one worker; microseconds. Medians are those of the last RECENT hops, 0 before the first."""
+    """Of one worker; microseconds. Medians are those of the last RECENT hops, 0 before the
+    first."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,5 @@
-"""What a master offers of a model's layers: files that are put together as they are read, and their manifest (layer_manifest.py)."""
+"""What a master offers of a model's layers: files that are put together as they are read, and their
+manifest (layer_manifest.py)."""
 
 import hashlib
 import os
@@ -24,12 +25,14 @@ from zrt.runtime.models.checkpoint.layout import block_name, block_shapes
 from zrt.runtime.models.checkpoint.safetensors import TensorEntry, open_file
 
 CHUNK_BYTES: Final = 8 * 1024 * 1024
-"""Bytes that a master sends at once: few, so that reading, sending, hashing and writing all go on at the same time and little memory is held."""
+"""Bytes that a master sends at once: few, so that reading, sending, hashing and writing all go on
+at the same time and little memory is held."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFile:
-    """A file that is put together as it is read: a header, then tensors where they lie in the model's own files."""
+    """A file that is put together as it is read: a header, then tensors where they lie in the
+    model's own files."""
 
     name: str
     head: bytes
@@ -56,7 +59,8 @@ class LayerFile:
         return len(self.head) + sum(entry.nbytes for entry in self.tensors)
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` with the bytes from `offset` on. ZrtError bad_model: a file ended early, or cannot be read."""
+        """Fill `into` with the bytes from `offset` on. ZrtError bad_model: a file ended early, or
+        cannot be read."""
         end = offset + len(into)
         head = self.head[offset:end]
         into[: len(head)] = head
@@ -72,7 +76,8 @@ class LayerFile:
         return [(at, min(PIECE_BYTES, self.size - at)) for at in range(0, self.size, PIECE_BYTES)]
 
     def chunks(self, held: int) -> Iterator[tuple[int, int]]:
-        """Offset and size of each that follows `held` bytes; none goes beyond the end of a piece."""
+        """Offset and size of each that follows `held` bytes; none goes beyond the end of a
+        piece."""
         while held < self.size:
             size = min(CHUNK_BYTES, PIECE_BYTES - held % PIECE_BYTES, self.size - held)
             yield held, size
@@ -89,7 +94,8 @@ class LayerFile:
 
 
 class Offer:
-    """Layers of a model, ready to be pushed. Nothing of them is kept in memory. Blocks while it hashes them."""
+    """Layers of a model, ready to be pushed. Nothing of them is kept in memory. Blocks while it
+    hashes them."""
 
     def __init__(self, files: Sequence[LayerFile], config_json: str) -> None:
         self.files = list(files)

@@ -1,8 +1,10 @@
-"""A tensor-parallel group as its leader has it: formed, loaded, at work as a block server's backend, ended.
+"""A tensor-parallel group as its leader has it: formed, loaded, at work as a block server's
+backend, ended.
 
-A group that has lost step is broken: a rank died, was silent, did not answer in time, or said something else than the leader. All its ranks are
-killed and its communicator is aborted, which ends the operation that others wait in, and a new group takes its place. If the leader's own
-executor does not come back even so, `stuck` is called: only the end of this process helps then.
+A group that has lost step is broken: a rank died, was silent, did not answer in time, or said
+something else than the leader. All its ranks are killed and its communicator is aborted, which ends
+the operation that others wait in, and a new group takes its place. If the leader's own executor
+does not come back even so, `stuck` is called: only the end of this process helps then.
 """
 
 import asyncio
@@ -57,7 +59,8 @@ STEP_S: Final = 120.0
 
 
 class RankGroup:
-    """Made by `form` and `load`; after `broken` is set, or `end`, a new one is needed. `record` outlives it.
+    """Made by `form` and `load`; after `broken` is set, or `end`, a new one is needed. `record`
+    outlives it.
 
     `lost(error)` is called once, when the group breaks of itself; `stuck()` as the module says.
     """
@@ -108,10 +111,11 @@ class RankGroup:
             raise ZrtError("model_not_loaded", "the group of ranks has loaded nothing", self._name)
         return self._engine
 
-    # ---- life -------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     async def form(self) -> None:
-        """Start the ranks, see who they are, join them, and check that they can sum. ZrtError: what keeps them from it."""
+        """Start the ranks, see who they are, join them, and check that they can sum. ZrtError: what
+        keeps them from it."""
         self.record.begin()
         self._check_devices()
         await self.processes.start()
@@ -186,7 +190,8 @@ class RankGroup:
         self.record.all_are("ready")
 
     async def end(self) -> None:
-        """Let go of everything: unload, shut the ranks down, reap them. What does not end in time is killed."""
+        """Let go of everything: unload, shut the ranks down, reap them. What does not end in time
+        is killed."""
         self._ending = True
         await self.processes.end(asked=self.broken is None)
         self._fail(ZrtError("cancelled", "the group of ranks was ended", self._name))  # whoever still waits for it
@@ -225,7 +230,7 @@ class RankGroup:
             log.warning("%s: the group of %d ranks is broken: %s", self._name, self.world, error)
             self._lost(error)
 
-    # ---- the backend ------------------------------------------------------------------------------------------------
+    # ---- the backend -----------------------------------------------------------------------------
 
     async def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
         """As Engine.open, on every rank."""

@@ -1,4 +1,5 @@
-"""What a leader tells of its ranks: their states, their part in the last steps, what went wrong; over all groups of one assignment."""
+"""What a leader tells of its ranks: their states, their part in the last steps, what went wrong;
+over all groups of one assignment."""
 
 import time
 from collections import deque
@@ -16,7 +17,8 @@ SHOWN: Final = 16
 
 
 class GroupStats:
-    """Kept by the block server, written by the group it leads at the time. `pid` is the leader's process."""
+    """Kept by the block server, written by the group it leads at the time. `pid` is the leader's
+    process."""
 
     def __init__(self, world: int, pid: int) -> None:
         self.ranks = [RankLoad(rank) for rank in range(world)]
@@ -50,7 +52,8 @@ class GroupStats:
             load.state = state
 
     def ended(self, fault: ZrtError | None) -> None:
-        """The group broke for this reason, or was ended (None). Its ranks are no more; the leader is."""
+        """The group broke for this reason, or was ended (None). Its ranks are no more; the leader
+        is."""
         self.state = "ended" if fault is None else "broken"
         if fault is not None:
             self._fault = str(fault)
@@ -77,7 +80,8 @@ class GroupStats:
         drain_us: Sequence[int],
         errors: Sequence[ZrtError | None],
     ) -> None:
-        """An operation is over. Of those that went well only steps, which have sessions, are told of."""
+        """An operation is over. Of those that went well only steps, which have sessions, are told
+        of."""
         for rank, error in enumerate(errors):
             if error is not None and rank not in self._failed:  # else better is known: how its process ended
                 self.blame(rank, error)

@@ -1,7 +1,8 @@
-"""What the ranks of a group do together: an operation is sent to all of them, the leader does its part, and every reply is read.
+"""What the ranks of a group do together: an operation is sent to all of them, the leader does its
+part, and every reply is read.
 
-Every reply is read whatever happened: also when a send failed, a rank answered an error, or whoever asked has gone. One operation at a
-time, so that all ranks do the same in the same order.
+Every reply is read whatever happened: also when a send failed, a rank answered an error, or whoever
+asked has gone. One operation at a time, so that all ranks do the same in the same order.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ log = logging.getLogger(__name__)
 GRACE_S: Final = 1.0
 """How long the others may take to fail as well, once one rank has answered an error."""
 SPREAD_S: Final = 5.0
-"""How long the others may go on once one part has ended: whoever waits longer waits for somebody who has not joined in."""
+"""How long the others may go on once one part has ended: whoever waits longer waits for somebody
+who has not joined in."""
 ABORT_S: Final = 6.0
 """How long the leader's own part may take to end once the group is broken."""
 
@@ -33,8 +35,8 @@ _T = TypeVar("_T")
 class RankOperations:
     """Of the group whose leader is the actor `name`, with its part in `executor`.
 
-    `fail` breaks the group; `on_broken(error)` is called when it does, once, and has to end what the ranks wait in. If the leader's own executor
-    does not come back even so, `stuck` is called.
+    `fail` breaks the group; `on_broken(error)` is called when it does, once, and has to end what
+    the ranks wait in. If the leader's own executor does not come back even so, `stuck` is called.
     """
 
     def __init__(
@@ -72,10 +74,12 @@ class RankOperations:
         timeout: float,
         spread: float = SPREAD_S,
     ) -> tuple[_T, list[Response]]:
-        """The leader's result and every rank's reply, in order of ranks. What was begun is finished, also when the caller is cancelled.
+        """The leader's result and every rank's reply, in order of ranks. What was begun is
+        finished, also when the caller is cancelled.
 
-        A rank has `timeout` seconds to answer, and `spread` from when the first part of the operation has ended.
-        ZrtError: the leader's, with those of the ranks; `rank_failed` when the leader succeeded and a rank did not, or the group is broken.
+        A rank has `timeout` seconds to answer, and `spread` from when the first part of the
+        operation has ended. ZrtError: the leader's, with those of the ranks; `rank_failed` when the
+        leader succeeded and a rank did not, or the group is broken.
         """
         task = asyncio.ensure_future(self._operation(request, own, reply, timeout, spread))
         try:
@@ -84,12 +88,14 @@ class RankOperations:
             del task  # its error, and so this call, would know itself
 
     async def over(self) -> None:
-        """Wait until the operation that runs is over. After `fail` that is soon, or `stuck` is called."""
+        """Wait until the operation that runs is over. After `fail` that is soon, or `stuck` is
+        called."""
         async with self._turns:
             pass
 
     def agree(self, own: RankMessage, replies: Sequence[RankMessage]) -> None:
-        """ZrtError rank_failed, and the group is broken, unless all ranks said the same as the leader."""
+        """ZrtError rank_failed, and the group is broken, unless all ranks said the same as the
+        leader."""
         for member, reply in zip(self._processes.members, replies, strict=True):
             if reply != own:
                 text = f"{member.child.name} is out of step: it says {reply}, the leader {own}"
@@ -135,7 +141,8 @@ class RankOperations:
             return leader.result(), [answer.result() for answer in asked]
 
     async def _drain(self, parts: Sequence["asyncio.Future[Any]"], spread: float) -> None:
-        """Wait until all have ended, each in whatever way. Once one has, the others have `spread` to end as well; less, if it failed."""
+        """Wait until all have ended, each in whatever way. Once one has, the others have `spread`
+        to end as well; less, if it failed."""
         breaks = asyncio.ensure_future(self._break.wait())
         loop = asyncio.get_running_loop()
         pending = set(parts)
@@ -163,7 +170,8 @@ class RankOperations:
         await asyncio.wait(parts)
 
     def _released(self, op: str, leader: "asyncio.Future[Any]") -> bool:
-        """Whether the leader's part raised a ZrtError. What it raised holds on to nothing: a traceback would keep the engine, with its memory."""
+        """Whether the leader's part raised a ZrtError. What it raised holds on to nothing: a
+        traceback would keep the engine, with its memory."""
         error = None if leader.cancelled() else leader.exception()
         if error is None:
             return False
@@ -174,10 +182,12 @@ class RankOperations:
         return known
 
     def _combined(self, op: str, errors: Sequence[ZrtError | None], *, known: bool) -> ZrtError:
-        """One error of those of all ranks, the leader's (`known`: it was a ZrtError) first. Unless all refused alike, the group is broken.
+        """One error of those of all ranks, the leader's (`known`: it was a ZrtError) first. Unless
+        all refused alike, the group is broken.
 
-        Refused by all of them alike, it was the input's fault. Anything else, a collective that broke off for one or for all, left them out of
-        step: the news that a rank has died may come last.
+        Refused by all of them alike, it was the input's fault. Anything else, a collective that
+        broke off for one or for all, left them out of step: the news that a rank has died may come
+        last.
         """
         own, *others = errors
         faults = [f"rank {rank} {error.kind}: {error.message}" for rank, error in enumerate(others, 1) if error]

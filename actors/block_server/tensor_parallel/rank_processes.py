@@ -1,4 +1,5 @@
-"""The processes of a tensor-parallel group's ranks, as their leader keeps them: started, recognised, watched, ended."""
+"""The processes of a tensor-parallel group's ranks, as their leader keeps them: started,
+recognised, watched, ended."""
 
 import asyncio
 import logging
@@ -37,7 +38,8 @@ READY_S: Final = 30.0
 IDENTIFY_S: Final = 10.0
 PING_S: Final = 0.5
 SILENCE_S: Final = 3.0
-"""How long a rank may leave a ping unanswered before it is taken for hung, beyond what our own loop is late."""
+"""How long a rank may leave a ping unanswered before it is taken for hung, beyond what our own loop
+is late."""
 MEMORY_S: Final = 2.0
 """How often memory is asked for."""
 END_S: Final = 2.0
@@ -57,7 +59,8 @@ class RankProcess:
 
 
 class RankProcesses:
-    """Ranks 1 to `world` - 1 of a group, children of this process; `failed(error)` hears of each that dies or is silent."""
+    """Ranks 1 to `world` - 1 of a group, children of this process; `failed(error)` hears of each
+    that dies or is silent."""
 
     def __init__(
         self, actor: Actor, record: GroupStats, device: torch.device, threads: int, failed: Callable[[ZrtError], None]
@@ -77,7 +80,8 @@ class RankProcesses:
         return len(self._record.ranks)
 
     async def start(self) -> None:
-        """Start them all, and see that each is who it should be. ZrtError: what keeps one from it."""
+        """Start them all, and see that each is who it should be. ZrtError: what keeps one from
+        it."""
         for rank in range(1, self.world):
             self.members.append(RankProcess(rank, self._spawn(rank), self._record.ranks[rank]))
         for member in self.members:
@@ -106,7 +110,8 @@ class RankProcesses:
         return answer
 
     async def end(self, *, asked: bool) -> None:
-        """Reap them all, in good order if they are `asked` to unload and shut down first. What does not end in time is killed."""
+        """Reap them all, in good order if they are `asked` to unload and shut down first. What does
+        not end in time is killed."""
         self._ending = True
         for watch in self._watches:
             watch.cancel()

@@ -1,4 +1,5 @@
-"""A group of TP ranks that is formed, checked and ended again: what `zrt check MODEL --tp N` runs."""
+"""A group of TP ranks that is formed, checked and ended again: what `zrt check MODEL --tp N`
+runs."""
 
 import asyncio
 import os
@@ -11,7 +12,8 @@ from zrt.runtime.errors import ZrtError
 
 
 def try_group(world: int, device: str) -> ZrtError | None:
-    """Start `world` - 1 ranks beside this process, join them, and let them sum: what went wrong, or None. Leaves nothing behind."""
+    """Start `world` - 1 ranks beside this process, join them, and let them sum: what went wrong, or
+    None. Leaves nothing behind."""
     return asyncio.run(_try(world, device))
 
 

@@ -1,7 +1,9 @@
-"""Taking a block server out of service with nothing lost, and back; and the whole cluster, before it goes.
+"""Taking a block server out of service with nothing lost, and back; and the whole cluster, before
+it goes.
 
-A drain looks at the sessions that still run there whenever one left or may leave: as soon as another replica of the stage is ready they move to
-it (a re-route to what the pipeline offers, as after a death), else they may finish until the time is up, and are parked then.
+A drain looks at the sessions that still run there whenever one left or may leave: as soon as
+another replica of the stage is ready they move to it (a re-route to what the pipeline offers, as
+after a death), else they may finish until the time is up, and are parked then.
 """
 
 import asyncio
@@ -47,7 +49,8 @@ class Drains:
         return [record.info() for record in self._records]
 
     async def drain(self, request: Drain, asker: str, tell: Callable[[Drained], object]) -> Drained:
-        """Drain a block server for `asker`; what became of its sessions. `tell` hears how it gets on. ZrtError as the message says."""
+        """Drain a block server for `asker`; what became of its sessions. `tell` hears how it gets
+        on. ZrtError as the message says."""
         entry = self._roster.drain(request.name)
         record = Record(request, asker)
         self._records.append(record)
@@ -74,13 +77,15 @@ class Drains:
         return account.event(self._moves.through(entry.address), "drained")
 
     async def undrain(self, name: str) -> None:
-        """Let it serve again, once it has loaded if it lost a part. ZrtError bad_request: it is not drained; what keeps it from hearing so."""
+        """Let it serve again, once it has loaded if it lost a part. ZrtError bad_request: it is not
+        drained; what keeps it from hearing so."""
         await self._let_serve(self._roster.undrain(name).address)
         self._generations.happened.add("drain", name, "is undrained")
         self._changed()
 
     async def all_finished(self, seconds: float) -> None:
-        """Take no new session, and wait until none is left, for so long at most; not at all when this was asked before."""
+        """Take no new session, and wait until none is left, for so long at most; not at all when
+        this was asked before."""
         if self._generations.closed:
             self._hurry = True
             self._moves.news.set()

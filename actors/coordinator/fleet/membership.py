@@ -1,7 +1,8 @@
-"""The coordinator's processes: who registers, beats, hangs and dies, and what each is given to hold.
+"""The coordinator's processes: who registers, beats, hangs and dies, and what each is given to
+hold.
 
-Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers: StateChanged, LoadProgress. Sends to block servers:
-Assign, Workers. To `zrt up`: Kill.
+Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers:
+StateChanged, LoadProgress. Sends to block servers: Assign, Workers. To `zrt up`: Kill.
 """
 
 import logging
@@ -49,8 +50,8 @@ WATCH_S = 1.0
 
 
 class Membership:
-    """`template` is what all assignments have in common, `cluster` the cluster's id; `changed` is called when there is something to tell
-    subscribers."""
+    """`template` is what all assignments have in common, `cluster` the cluster's id; `changed` is
+    called when there is something to tell subscribers."""
 
     def __init__(
         self,
@@ -120,7 +121,8 @@ class Membership:
         return Registered(self._actor.incarnation, BEAT_MS, self._cluster)
 
     def _place(self) -> None:
-        """Give blank block servers what the plan lacks, and make those blank that hold what it does not need."""
+        """Give blank block servers what the plan lacks, and make those blank that hold what it does
+        not need."""
         for entry in () if self.closed else self._roster.place():
             assignment = entry.assign(self._template, next(self._serials))
             self._actor.spawn(self._assign(entry.address, assignment), f"assign {entry.address.name}")
@@ -134,7 +136,8 @@ class Membership:
         self._changed()
 
     def _workers_changed(self, *gone: Address) -> None:
-        """Tell the block servers that lend which workers they have now; `gone` are those whose process is not there any more."""
+        """Tell the block servers that lend which workers they have now; `gone` are those whose
+        process is not there any more."""
         workers = {entry.address.name: entry.address for entry in self._roster.of_kind("layer_worker")}
         servers = [
             entry for entry in self._roster.of_kind("block_server") if entry.seat is not None and entry.seat.lends
@@ -209,7 +212,8 @@ class Membership:
         self._gone(address.name, address.incarnation)
 
     def _gone(self, name: str, incarnation: int) -> None:
-        """A process ended, or its connection did: its seat is free, its sessions take another route."""
+        """A process ended, or its connection did: its seat is free, its sessions take another
+        route."""
         entry = self._roster.died(name, incarnation)
         if entry is None:
             return

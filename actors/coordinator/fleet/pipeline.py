@@ -1,4 +1,5 @@
-"""The pipeline: the stages in order, which way a session goes through their replicas, and what keeps one from it. Pure."""
+"""The pipeline: the stages in order, which way a session goes through their replicas, and what
+keeps one from it. Pure."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -13,8 +14,9 @@ Crowd = Mapping[str, tuple[int, int]]
 
 
 class Pipeline:
-    """What the roster's `entries`, by name, make of the plan as they sit in it. `names` are those of the processes that the cluster starts,
-    `lost` says why which of them will not be started again; `pages(seat)` is the KV pages of a block server in that seat."""
+    """What the roster's `entries`, by name, make of the plan as they sit in it. `names` are those
+    of the processes that the cluster starts, `lost` says why which of them will not be started
+    again; `pages(seat)` is the KV pages of a block server in that seat."""
 
     def __init__(
         self,
@@ -36,8 +38,9 @@ class Pipeline:
 
     @property
     def num_slots(self) -> int:
-        """Micro-batches that keep everything busy: one for each stage that computes on a device or cores of its own, and one for all stages
-        on the GPUs of a machine, or that share its cores. There two would run at the same time, half as fast, and each would read all weights.
+        """Micro-batches that keep everything busy: one for each stage that computes on a device or
+        cores of its own, and one for all stages on the GPUs of a machine, or that share its cores.
+        There two would run at the same time, half as fast, and each would read all weights.
         """
         places = set()
         for stage in range(self.num_stages):
@@ -46,13 +49,14 @@ class Pipeline:
             places.add(holders[0].place if shared else stage)
         return max(1, len(places))
 
-    # ---- routes -----------------------------------------------------------------------------------------------------
+    # ---- routes ----------------------------------------------------------------------------------
 
     def route(self, current: Collection[Address] = (), crowd: Crowd | None = None) -> list[Address] | None:
         """One replica a stage; None while a stage has none.
 
-        A session stays where it is (`current`) as long as that replica is ready, or drains and is the only one. Else it goes where the fewest
-        sessions are, of equals where the fewest share its slot: so all slots spread over all replicas, and no stage waits for another.
+        A session stays where it is (`current`) as long as that replica is ready, or drains and is
+        the only one. Else it goes where the fewest sessions are, of equals where the fewest share
+        its slot: so all slots spread over all replicas, and no stage waits for another.
         """
         chosen = []
         for stage in range(self.num_stages):
@@ -66,12 +70,14 @@ class Pipeline:
         return chosen
 
     def holding(self, addresses: Sequence[Address]) -> list[Address]:
-        """Those of a session's replicas that are still there, and so still hold what they had of it."""
+        """Those of a session's replicas that are still there, and so still hold what they had of
+        it."""
         serving = {entry.address for entry in self._entries.values() if entry.serving}
         return [address for address in addresses if address in serving]
 
     def capacity(self) -> tuple[int, int]:
-        """KV pages that one session may have, and all together: of the stage that has the fewest."""
+        """KV pages that one session may have, and all together: of the stage that has the
+        fewest."""
         of_one, of_all = [], []
         for stage in range(self.num_stages):
             seat = self._seating.of_stage(stage)[0]
@@ -80,14 +86,15 @@ class Pipeline:
             of_all.append(pages * max(1, sum(entry.routable for entry in self._seating.holders(stage))))
         return min(of_one), min(of_all)
 
-    # ---- what is lacking --------------------------------------------------------------------------------------------
+    # ---- what is lacking -------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         return self.route() is not None
 
     def unready(self) -> str:
-        """Why it is not ready, in words: the stages that have no ready replica. Empty when it is."""
+        """Why it is not ready, in words: the stages that have no ready replica. Empty when it
+        is."""
         lacking = []
         for stage in range(self.num_stages):
             holders = self._seating.holders(stage)
@@ -112,8 +119,9 @@ class Pipeline:
         return ""
 
     def stage_lost(self) -> ZrtError | None:
-        """What ends the sessions: the first stage that has no replica and will get none, since its processes are not started again, or cannot
-        load it. `worker_failed` where it is its layer workers that it lacks, else `stage_lost`."""
+        """What ends the sessions: the first stage that has no replica and will get none, since its
+        processes are not started again, or cannot load it. `worker_failed` where it is its layer
+        workers that it lacks, else `stage_lost`."""
         for stage in range(self.num_stages):
             why = self._why_lost(stage)
             if why is not None:
@@ -133,7 +141,8 @@ class Pipeline:
         return f"stage {stage} (blocks {seats[0].first}-{seats[0].last}) is lost: {reasons[-1]}"
 
     def _may_take(self, name: str, stage: int) -> bool:
-        """Whether a process that is awaited (again) may take a seat of this stage: it does, unless a seat of its own name is empty elsewhere."""
+        """Whether a process that is awaited (again) may take a seat of this stage: it does, unless
+        a seat of its own name is empty elsewhere."""
         if name in self._entries or name in self._lost:
             return False
         own = [seat.stage for seat in self._seating.empty() if seat.name == name]

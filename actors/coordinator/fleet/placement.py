@@ -7,9 +7,11 @@ from zrt.runtime.cluster.seats import Seat, cut_stage
 
 
 class Placement:
-    """The seats of a plan, which may grow, and the roster's `entries` by name, whose seats are given here.
+    """The seats of a plan, which may grow, and the roster's `entries` by name, whose seats are
+    given here.
 
-    `needed(first, last)` is the bytes a block server takes in all that holds these blocks. The seats of `awaited` names are kept for them.
+    `needed(first, last)` is the bytes a block server takes in all that holds these blocks. The
+    seats of `awaited` names are kept for them.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class Placement:
     def place(self) -> list[ProcessRecord]:
         """Give empty seats to blank block servers; those that got one.
 
-        A seat goes to the actor it is named after. One whose actor was lost goes to any that has the memory, first where no other replica is
-        left; the actor that comes back finds it taken and is a spare from then on. Where none has the memory for a stage that nobody holds,
-        but two have it together, the stage is cut in two.
+        A seat goes to the actor it is named after. One whose actor was lost goes to any that has
+        the memory, first where no other replica is left; the actor that comes back finds it taken
+        and is a spare from then on. Where none has the memory for a stage that nobody holds, but
+        two have it together, the stage is cut in two.
         """
         placed = []
         for seat in self.empty():
@@ -54,7 +57,8 @@ class Placement:
         return placed
 
     def _for_a_spare(self) -> tuple[ProcessRecord, Seat] | None:
-        """The lost seat that is missed most, and the block server with the least room that is enough for it."""
+        """The lost seat that is missed most, and the block server with the least room that is
+        enough for it."""
         lost = [seat for seat in self.empty() if seat.name not in self.awaited]
         for seat in sorted(lost, key=lambda seat: len(self.holders(seat.stage))):
             needed = self._needed(seat.first, seat.last)
@@ -64,7 +68,8 @@ class Placement:
         return None
 
     def _place_halves(self) -> list[ProcessRecord]:
-        """Cut one stage that nobody holds, for the two block servers with the most room: they fit if any two do."""
+        """Cut one stage that nobody holds, for the two block servers with the most room: they fit
+        if any two do."""
         roomiest = sorted(self._blank(), key=lambda entry: entry.room, reverse=True)[:2]
         for stage in range(self.num_stages if len(roomiest) == 2 else 0):
             plan = self.of_stage(stage)
@@ -103,7 +108,8 @@ class Placement:
         return entry
 
     def room_changes(self, host: str, by: int) -> None:
-        """So much memory will be free on a machine (or, below 0, taken); the next beats say how it came out."""
+        """So much memory will be free on a machine (or, below 0, taken); the next beats say how it
+        came out."""
         for entry in self._blank():
             if entry.host == host and entry.room_bytes:
                 entry.room_bytes = max(1, entry.room_bytes + by)

@@ -15,8 +15,9 @@ from zrt.runtime.messages.stats import Load
 class ProcessRecord:
     """One registered process. Times are monotonic seconds, of the coordinator's clock.
 
-    `serial` is that of what a block server holds, or loads, 0: nothing; `given`: this coordinator gave it that, none before.
-    `memory_bytes` is the most it may take, `room_bytes` what it could grow to as things are on its machine; 0: it did not say.
+    `serial` is that of what a block server holds, or loads, 0: nothing; `given`: this coordinator
+    gave it that, none before. `memory_bytes` is the most it may take, `room_bytes` what it could
+    grow to as things are on its machine; 0: it did not say.
     """
 
     address: Address
@@ -46,10 +47,12 @@ class ProcessRecord:
 
     @property
     def place(self) -> tuple[str, str] | None:
-        """Where it computes beside others of the same place: the cores or the GPUs of a machine; None: nowhere that others do.
+        """Where it computes beside others of the same place: the cores or the GPUs of a machine;
+        None: nowhere that others do.
 
-        GPUs of one machine hand rows over and run ahead of their hosts (compute/shared_rows/channel.py): there two slots
-        would only halve the batches. Ranks do not, and so have a place for themselves, unless they share a GPU.
+        GPUs of one machine hand rows over and run ahead of their hosts
+        (compute/shared_rows/channel.py): there two slots would only halve the batches. Ranks do
+        not, and so have a place for themselves, unless they share a GPU.
         """
         if self.device.startswith("cuda"):
             return self.host, "cuda" if self.seat is None or self.seat.tp == 1 else self.device
@@ -80,7 +83,8 @@ class ProcessRecord:
         return min(self.memory_bytes or math.inf, self.room_bytes or math.inf)
 
     def assign(self, template: Assignment, serial: int) -> Assignment:
-        """What it holds in its seat, and is to load now; `template` carries what all stages have in common."""
+        """What it holds in its seat, and is to load now; `template` carries what all stages have in
+        common."""
         seat = self.seat
         if seat is None:
             raise ZrtError("internal", f"{self.address.name} has no seat")

@@ -1,4 +1,5 @@
-"""Who is there, and what each holds and does, as the coordinator hears of it. Pure: no sockets, no clock (times are passed in)."""
+"""Who is there, and what each holds and does, as the coordinator hears of it. Pure: no sockets, no
+clock (times are passed in)."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -30,8 +31,9 @@ MOST: Final = 1024
 class Roster:
     """The processes of one cluster, the seats of its plan, and the `pipeline` that they make.
 
-    `needed(first, last)` is the bytes a block server takes in all that holds these blocks, `pages(seat)` the KV pages it then has.
-    `spares` are the names of the blank block servers that are started along.
+    `needed(first, last)` is the bytes a block server takes in all that holds these blocks,
+    `pages(seat)` the KV pages it then has. `spares` are the names of the blank block servers that
+    are started along.
     """
 
     def __init__(
@@ -51,12 +53,13 @@ class Roster:
         self.stale = 0
         """Messages of processes that are not here (any more), and of older assignments."""
 
-    # ---- what is heard ------------------------------------------------------------------------------------------
+    # ---- what is heard ---------------------------------------------------------------------------
 
     def register(self, address: Address, message: Register, now: float) -> ProcessRecord:
         """A process is here, or here again.
 
-        ZrtError bad_request: another process of its name is alive, or another supervisor (a cluster has one parent); overloaded.
+        ZrtError bad_request: another process of its name is alive, or another supervisor (a cluster
+        has one parent); overloaded.
         """
         old = self._entries.get(address.name)
         if old is not None and old.address.incarnation != address.incarnation:
@@ -83,10 +86,12 @@ class Roster:
         return entry
 
     def take_over(self, entry: ProcessRecord, holds: Assignment, template: Assignment, *, ready: bool = False) -> bool:
-        """Leave a process what an earlier coordinator gave it, if the plan has a free seat for just that; one of its own name, if it can be. If it
-        is `ready`, one counts as free that this coordinator has given to another, who came first and still loads.
+        """Leave a process what an earlier coordinator gave it, if the plan has a free seat for just
+        that; one of its own name, if it can be. If it is `ready`, one counts as free that this
+        coordinator has given to another, who came first and still loads.
 
-        It serves from there once it says how it is: what it still knows of the earlier coordinator's sessions is forgotten by then.
+        It serves from there once it says how it is: what it still knows of the earlier
+        coordinator's sessions is forgotten by then.
         """
         common = replace(holds, serial=0, first=0, last=0, tp=1, lend=[], helped=False, gpu_memory=GPU_MEMORY)
         if entry.seat is not None or common != template:
@@ -109,7 +114,8 @@ class Roster:
         return True
 
     def surplus(self) -> list[ProcessRecord]:
-        """Block servers that hold or load what the plan has no seat for, each once: they are to be told to let go of it."""
+        """Block servers that hold or load what the plan has no seat for, each once: they are to be
+        told to let go of it."""
         found = [
             entry
             for entry in self.of_kind("block_server")
@@ -120,7 +126,8 @@ class Roster:
         return found
 
     def known(self, address: Address) -> ProcessRecord:
-        """ZrtError unknown_session unless this incarnation has registered: it should do so (again)."""
+        """ZrtError unknown_session unless this incarnation has registered: it should do so
+        (again)."""
         entry = self._entries.get(address.name)
         if entry is None or entry.address.incarnation != address.incarnation:
             self.stale += 1
@@ -179,7 +186,8 @@ class Roster:
         self._seating.awaited.discard(name)
 
     def lost(self, name: str, why: str) -> bool:
-        """A process that will not be started again; whether that is news. It is not where another has come in its name meanwhile."""
+        """A process that will not be started again; whether that is news. It is not where another
+        has come in its name meanwhile."""
         if name in self._entries or name in self._lost:
             return False
         self._seating.awaited.discard(name)
@@ -190,10 +198,11 @@ class Roster:
         """Processes without a beat for more than `limit` seconds."""
         return [entry for entry in self._entries.values() if now - entry.last_beat > limit]
 
-    # ---- what follows -------------------------------------------------------------------------------------------
+    # ---- what follows ----------------------------------------------------------------------------
 
     def place(self) -> list[ProcessRecord]:
-        """Give what the plan lacks to blank block servers; those that got a seat. See Seating.place."""
+        """Give what the plan lacks to blank block servers; those that got a seat. See
+        Seating.place."""
         return self._seating.place()
 
     def drain(self, name: str) -> ProcessRecord:
@@ -209,7 +218,8 @@ class Roster:
         return entry
 
     def undrain(self, name: str) -> ProcessRecord:
-        """Offer it again; one that loads when it has loaded, if it says that it was drained. ZrtError as the client message Undrain."""
+        """Offer it again; one that loads when it has loaded, if it says that it was drained.
+        ZrtError as the client message Undrain."""
         entry = self.block_server(name)
         if entry.state not in ("draining", "drained", "loading"):
             raise ZrtError("bad_request", f"{name} is {entry.state}, not drained")
@@ -218,7 +228,8 @@ class Roster:
         return entry
 
     def block_server(self, name: str) -> ProcessRecord:
-        """ZrtError bad_request: there is none of this name; warming_up: its process is being started."""
+        """ZrtError bad_request: there is none of this name; warming_up: its process is being
+        started."""
         entry = self._entries.get(name)
         if entry is None or entry.kind != "block_server":
             names = ", ".join(sorted(entry.address.name for entry in self.of_kind("block_server"))) or "none"
@@ -241,7 +252,8 @@ class Roster:
         return [entry for entry in self._entries.values() if entry.kind == kind]
 
     def infos(self, now: float) -> list[ActorInfo]:
-        """Every process, for people: block servers in pipeline order first, and those that are awaited or lost."""
+        """Every process, for people: block servers in pipeline order first, and those that are
+        awaited or lost."""
         infos = [entry.info(now) for entry in self._entries.values()]
         seats = {seat.name: seat.stage for seat in reversed(self._seating.empty())}
         for name in self._names:

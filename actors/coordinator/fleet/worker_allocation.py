@@ -1,7 +1,8 @@
 """Which layer workers each block server may use. Pure.
 
-A worker that the cluster file pins blocks to serves the block server that has them. Any other is given to one that takes help, and stays with
-it: first to those that wait for room, then to those that have the fewest.
+A worker that the cluster file pins blocks to serves the block server that has them. Any other is
+given to one that takes help, and stays with it: first to those that wait for room, then to those
+that have the fewest.
 """
 
 from collections import Counter
@@ -12,7 +13,8 @@ from zrt.runtime.cluster.seats import Seat
 
 
 class WorkerAllocation:
-    """The workers of one cluster, by name. Block servers are named, too, since one may take another's seat."""
+    """The workers of one cluster, by name. Block servers are named, too, since one may take
+    another's seat."""
 
     def __init__(self, conf: Conf) -> None:
         self._pinned = {lend.worker for stage in conf.stages for lend in stage.lend}
@@ -22,7 +24,8 @@ class WorkerAllocation:
         self._given: dict[str, str] = {}
 
     def came(self, name: str, serves: str) -> None:
-        """A worker is there; it may hold layers of block server `serves`, of the time of an earlier coordinator."""
+        """A worker is there; it may hold layers of block server `serves`, of the time of an earlier
+        coordinator."""
         self._lost.discard(name)
         if serves and name not in self._pinned:
             self._given.setdefault(name, serves)
@@ -40,7 +43,8 @@ class WorkerAllocation:
         self._lost.add(name)
 
     def share_out(self, workers: Collection[str], waits: Mapping[str, bool]) -> None:
-        """Give the workers that are there to the block servers that take help; `waits` says of each whether it lacks room."""
+        """Give the workers that are there to the block servers that take help; `waits` says of each
+        whether it lacks room."""
         self._given = {worker: server for worker, server in self._given.items() if server in waits}
         counts = Counter(self._given.values())
         for worker in sorted(set(workers) - self._pinned - self._given.keys()):
@@ -50,7 +54,8 @@ class WorkerAllocation:
                 counts[server] += 1
 
     def of(self, server: str, seat: Seat, there: Collection[str]) -> tuple[list[str], list[str]]:
-        """The workers of this block server that are there, and those of the cluster file that may yet come."""
+        """The workers of this block server that are there, and those of the cluster file that may
+        yet come."""
         own = {lend.worker for lend in seat.lend}
         given = {worker for worker, whose in self._given.items() if whose == server}
         free = self._named - self._pinned - self._given.keys() if seat.helped else set()

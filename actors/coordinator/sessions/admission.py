@@ -1,7 +1,9 @@
-"""Who may run: a bounded queue, the KV pages of the scarcest stage, and the slots that keep all stages busy. Pure.
+"""Who may run: a bounded queue, the KV pages of the scarcest stage, and the slots that keep all
+stages busy. Pure.
 
-A session is admitted when its history and some tokens more fit beside the others', not when its longest possible output would: if
-pages run out after all, the youngest goes back to the queue (it is replayed later), so that the oldest always gets to its end.
+A session is admitted when its history and some tokens more fit beside the others', not when its
+longest possible output would: if pages run out after all, the youngest goes back to the queue (it
+is replayed later), so that the oldest always gets to its end.
 """
 
 from collections import deque
@@ -23,8 +25,9 @@ class _Admitted:
 
 
 class Admission:
-    """Sessions by id. `capacity` is in pages of `page_tokens` tokens, on the stage that has the fewest: of one of its replicas, which a session
-    must fit, and until `resize` says more, of all of them."""
+    """Sessions by id. `capacity` is in pages of `page_tokens` tokens, on the stage that has the
+    fewest: of one of its replicas, which a session must fit, and until `resize` says more, of all
+    of them."""
 
     def __init__(self, *, capacity: int, page_tokens: int, sessions: int, queue: int, slots: int) -> None:
         self.capacity = capacity
@@ -38,7 +41,8 @@ class Admission:
         self._populations = [0] * slots
 
     def resize(self, *, capacity: int, room: int, slots: int) -> None:
-        """The stages changed: pages of one replica, of all replicas of a stage, and slots; sessions of those that are no more go to others."""
+        """The stages changed: pages of one replica, of all replicas of a stage, and slots; sessions
+        of those that are no more go to others."""
         self.capacity = capacity
         self._room = room
         if slots == len(self._populations):
@@ -55,7 +59,8 @@ class Admission:
     def offer(self, session: int, length: int, max_length: int) -> None:
         """Queue a new session whose history has `length` tokens and may grow to `max_length`.
 
-        ZrtError kv_full: it could never fit; overloaded: it would have to wait and the queue is full, with a time to try again after.
+        ZrtError kv_full: it could never fit; overloaded: it would have to wait and the queue is
+        full, with a time to try again after.
         """
         needed = self._pages(max_length)
         if needed > self.capacity:
@@ -113,7 +118,8 @@ class Admission:
             self._running[session].length = length
 
     def rebalance(self, session: int) -> int:
-        """The slot a running session should have from now on: another, if that evens the slots out."""
+        """The slot a running session should have from now on: another, if that evens the slots
+        out."""
         seat = self._running[session]
         least = min(self._populations)
         if self._populations[seat.slot] - least >= 2:
@@ -123,7 +129,8 @@ class Admission:
         return seat.slot
 
     def youngest(self, of: set[int]) -> int | None:
-        """The one of these running sessions to preempt when their pages run out; None if there is at most one, which must fit alone."""
+        """The one of these running sessions to preempt when their pages run out; None if there is
+        at most one, which must fit alone."""
         running = [session for session in self._running if session in of]
         return running[-1] if len(running) > 1 else None
 
@@ -133,7 +140,8 @@ class Admission:
         self._queue.appendleft((session, seat.length))
 
     def park(self, session: int) -> None:
-        """A running session holds nothing, and does not wait for its turn either, until `unpark`."""
+        """A running session holds nothing, and does not wait for its turn either, until
+        `unpark`."""
         self._parked[session] = self._leave(session).length
 
     def unpark(self, session: int) -> None:

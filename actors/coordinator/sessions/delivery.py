@@ -1,8 +1,10 @@
-"""One client's hearing of one session: events in order, nothing lost, nothing twice, over whichever connection the client has.
+"""One client's hearing of one session: events in order, nothing lost, nothing twice, over whichever
+connection the client has.
 
-All that was said of the answer is kept until its end and a while after it, so that a client that takes nothing (its outbox is full), or
-comes back over another connection, is told the rest in one piece. While it takes nothing, progress is dropped, and whoever owns the session
-withholds its credit: what is kept grows no faster than the session may run unheard.
+All that was said of the answer is kept until its end and a while after it, so that a client that
+takes nothing (its outbox is full), or comes back over another connection, is told the rest in one
+piece. While it takes nothing, progress is dropped, and whoever owns the session withholds its
+credit: what is kept grows no faster than the session may run unheard.
 """
 
 import secrets
@@ -22,8 +24,9 @@ FOLLOWERS = 16
 
 
 class Delivery:
-    """The `choice`-th answer to `request`. `told` is when the client was last sent something, `stalled_since` since when it takes nothing
-    (None: it does). Monotonic seconds. `resume` is the secret with which a client may come back: `origin` and a draw.
+    """The `choice`-th answer to `request`. `told` is when the client was last sent something,
+    `stalled_since` since when it takes nothing (None: it does). Monotonic seconds. `resume` is the
+    secret with which a client may come back: `origin` and a draw.
     """
 
     def __init__(self, actor: Actor, client: Bare, request: str, now: float, *, choice: int = 0) -> None:
@@ -118,7 +121,8 @@ class Delivery:
         return True
 
     def move(self, client: Bare, request: Resume, now: float) -> None:
-        """Go on over another connection, or under another id, from what was heard there. ZrtError bad_request: more than there is."""
+        """Go on over another connection, or under another id, from what was heard there. ZrtError
+        bad_request: more than there is."""
         if request.index > len(self._ids) or request.chars > self._chars:
             text = f"resume: {counted(request.index, 'token')} and {counted(request.chars, 'character')} of {len(self._ids)} and {self._chars}"
             raise ZrtError("bad_request", text)
@@ -185,11 +189,13 @@ def _caller(client: Bare) -> Bare:
 
 SESSIONS: Final = 1024
 SIZE: Final = 1 << 18
-"""What is kept at most, in sessions, and in tokens and log-probabilities of theirs; the oldest go first."""
+"""What is kept at most, in sessions, and in tokens and log-probabilities of theirs; the oldest go
+first."""
 
 
 class Leases:
-    """Deliveries by session, each for `seconds` from its end, or from when its client last came back. Times are monotonic seconds."""
+    """Deliveries by session, each for `seconds` from its end, or from when its client last came
+    back. Times are monotonic seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -1,4 +1,5 @@
-"""One live generation as the coordinator runs it: the session, its client, its clock, and what it may tell of itself."""
+"""One live generation as the coordinator runs it: the session, its client, its clock, and what it
+may tell of itself."""
 
 import time
 from collections import deque
@@ -33,8 +34,9 @@ PHASES: dict[SessionState, Phase] = {
 
 @dataclass(slots=True)
 class Generation:
-    """The `choice`-th answer to a request. Times are monotonic seconds. `progressed` is when something last came of it; `attempts` to route
-    it since then failed, the last with `fault`. `filled` tokens of its history are known to be run."""
+    """The `choice`-th answer to a request. Times are monotonic seconds. `progressed` is when
+    something last came of it; `attempts` to route it since then failed, the last with `fault`.
+    `filled` tokens of its history are known to be run."""
 
     session: Session
     delivery: Delivery
@@ -93,7 +95,8 @@ class Generation:
         )
 
     def progress(self, place: tuple[int, int] | None = None) -> None:
-        """Where it stands: its place in the queue (given), tokens generated of those it may, or prompt tokens run of all."""
+        """Where it stands: its place in the queue (given), tokens generated of those it may, or
+        prompt tokens run of all."""
         session = self.session
         if place is not None:
             done, total = place

@@ -38,7 +38,8 @@ QUIET_S = (
 
 
 class Generations:
-    """All live sessions. `lease_s`: how long a client may take nothing, `idle_s`: how long a session may come to nothing, before it ends."""
+    """All live sessions. `lease_s`: how long a client may take nothing, `idle_s`: how long a
+    session may come to nothing, before it ends."""
 
     def __init__(
         self,
@@ -79,10 +80,11 @@ class Generations:
     def __len__(self) -> int:
         return len(self._live)
 
-    # ---- clients ------------------------------------------------------------------------------------------------
+    # ---- clients ---------------------------------------------------------------------------------
 
     async def start(self, client: Bare, request: Generate) -> None:
-        """Accept a request: tokenise, check that it can ever fit, queue. ZrtError: what the client is told instead."""
+        """Accept a request: tokenise, check that it can ever fit, queue. ZrtError: what the client
+        is told instead."""
         created = time.monotonic()
         prompt = await self._prompts.encode(request)
         if self.closed:
@@ -187,7 +189,8 @@ class Generations:
             self._fail(generation, error)
 
     def _tend(self) -> None:
-        """Clients hear at least once a second, stalled ones are tried again or given up; until there is nobody left to tend."""
+        """Clients hear at least once a second, stalled ones are tried again or given up; until
+        there is nobody left to tend."""
         now = time.monotonic()
         for generation in list(self._live.values()):
             delivery = generation.delivery
@@ -229,7 +232,7 @@ class Generations:
             pass
         return number
 
-    # ---- admission ----------------------------------------------------------------------------------------------
+    # ---- admission -------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         for session, slot in self._admission.admit():
@@ -239,7 +242,7 @@ class Generations:
             generation.admitted = generation.admitted or generation.progressed
             self._routing.begin(generation)
 
-    # ---- what the stages say ------------------------------------------------------------------------------------
+    # ---- what the stages say ---------------------------------------------------------------------
 
     def on_sampled(self, message: Sampled, envelope: Envelope) -> None:
         sender = envelope.header.incarnation
@@ -307,7 +310,7 @@ class Generations:
             return None
         return generation
 
-    # ---- the end ------------------------------------------------------------------------------------------------
+    # ---- the end ---------------------------------------------------------------------------------
 
     def _show(self, generation: Generation, piece: TextPiece) -> None:
         if piece.text or piece.token_ids:

@@ -1,7 +1,9 @@
-"""Sessions that may be why stages are lost: each was in a turn that its stage did not survive, and no token came of it since. Pure.
+"""Sessions that may be why stages are lost: each was in a turn that its stage did not survive, and
+no token came of it since. Pure.
 
-Whoever shared that turn is as suspect as the one that was too much for it. So those to whom it happened again are tried one at a time: a token
-clears one; the one that loses its stage once too often is named, and the others go on.
+Whoever shared that turn is as suspect as the one that was too much for it. So those to whom it
+happened again are tried one at a time: a token clears one; the one that loses its stage once too
+often is named, and the others go on.
 """
 
 from typing import Final
@@ -23,7 +25,8 @@ class Quarantine:
         return bool(self._losses)
 
     def lost(self, session: int) -> bool:
-        """Its stage was lost in a turn that it was in. Whether that was once too often; then it ends, and is to be cleared."""
+        """Its stage was lost in a turn that it was in. Whether that was once too often; then it
+        ends, and is to be cleared."""
         self._losses[session] = self._losses.get(session, 0) + 1
         return self._losses[session] >= LOSSES
 

@@ -1,4 +1,5 @@
-"""From a client's request to token ids, a length limit and sampling options, by the model's own files. No torch."""
+"""From a client's request to token ids, a length limit and sampling options, by the model's own
+files. No torch."""
 
 import secrets
 from collections.abc import Iterable
@@ -15,7 +16,8 @@ from zrt.runtime.text.tokenizer import Tokenizer
 
 
 class Requests:
-    """One model's tokenizer, end tokens and defaults; `notes` says which of its makers' wishes go unheeded.
+    """One model's tokenizer, end tokens and defaults; `notes` says which of its makers' wishes go
+    unheeded.
 
     Tokenising runs in a thread of its own: a long prompt takes a while."""
 
@@ -76,7 +78,8 @@ class Requests:
         return frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self.eos)
 
     def sampling(self, request: Generate) -> Sampling:
-        """What the request says, and the model's generation_config where it says nothing. Without a seed one is drawn.
+        """What the request says, and the model's generation_config where it says nothing. Without a
+        seed one is drawn.
 
         ZrtError bad_request: values that do not go together, or ids outside of the vocabulary.
         """

@@ -1,4 +1,5 @@
-"""Sessions that change where they run: another route after a loss or for a drain, the queue again for want of pages, parked without a stage."""
+"""Sessions that change where they run: another route after a loss or for a drain, the queue again
+for want of pages, parked without a stage."""
 
 import asyncio
 from collections import Counter
@@ -19,9 +20,11 @@ RUNNING = frozenset({SessionState.PREFILL, SessionState.DECODING, SessionState.R
 
 
 class Rerouting:
-    """`live` are the sessions there are, by id. `fail` ends one that no route can save, `admit` lets those in the queue come.
+    """`live` are the sessions there are, by id. `fail` ends one that no route can save, `admit`
+    lets those in the queue come.
 
-    `news` is set when a session left where it ran, or may leave: whoever waits for that clears it before it looks.
+    `news` is set when a session left where it ran, or may leave: whoever waits for that clears it
+    before it looks.
     """
 
     def __init__(
@@ -47,7 +50,8 @@ class Rerouting:
         self._making_room = False
 
     def routes_changed(self) -> None:
-        """A stage became ready, grew, or is lost for good: sessions that wait or are parked go on, or end."""
+        """A stage became ready, grew, or is lost for good: sessions that wait or are parked go on,
+        or end."""
         capacity, room = self._pipeline.capacity()
         self._admission.resize(capacity=capacity, room=room, slots=self._pipeline.num_slots)
         lost = self._pipeline.stage_lost()
@@ -77,7 +81,8 @@ class Rerouting:
         return [generation for generation in self._live.values() if address in generation.session.route]
 
     def move_off(self, generation: Generation, address: Address, why: str) -> bool:
-        """Leave this block server, if the pipeline offers a route without it. A session that waits for another stage meanwhile keeps its place."""
+        """Leave this block server, if the pipeline offers a route without it. A session that waits
+        for another stage meanwhile keeps its place."""
         session = generation.session
         route = self._pipeline.route(session.route)
         if session.state is SessionState.PREEMPTED:
@@ -103,11 +108,13 @@ class Rerouting:
         self._admit()
 
     def _cleared(self) -> None:
-        """Those that waited for a suspect may be tried; not at once, since who says so is about to change one."""
+        """Those that waited for a suspect may be tried; not at once, since who says so is about to
+        change one."""
         asyncio.get_running_loop().call_soon(self.routes_changed)
 
     def peer_lost(self, address: Address, why: str, *, died: bool = False) -> None:
-        """Sessions that ran through this process take another route; clients are told `why`. Where it `died`, it may have been for one of them."""
+        """Sessions that ran through this process take another route; clients are told `why`. Where
+        it `died`, it may have been for one of them."""
         moved = [one for one in self.through(address) if one.session.state is not SessionState.PREEMPTED]
         if moved:
             self._happened.add("reroute", address.name, f"{counted(len(moved), 'session')} to take another route")
@@ -118,7 +125,8 @@ class Rerouting:
                 self.routing.begin(generation)
 
     def make_room(self, stage: str) -> bool:
-        """Have the youngest session on this stage leave, and go back to the queue; False if a lone one holds it.
+        """Have the youngest session on this stage leave, and go back to the queue; False if a lone
+        one holds it.
 
         While one leaves, nothing more is done: steps that find no page then say so again.
         """
@@ -140,7 +148,8 @@ class Rerouting:
         return True
 
     async def _vacate(self, generation: Generation) -> None:
-        """It keeps its place among those that run until it has left every stage: nobody may route it before."""
+        """It keeps its place among those that run until it has left every stage: nobody may route
+        it before."""
         session = generation.session
         epoch = session.epoch
         try:

@@ -1,4 +1,5 @@
-"""Which way sessions go, and how they get there: a new epoch, an open on every replica, a replay of what they lack.
+"""Which way sessions go, and how they get there: a new epoch, an open on every replica, a replay of
+what they lack.
 
 The first route, a re-route after a loss, and the return of a preempted session are the same path.
 """
@@ -37,8 +38,9 @@ BLAMED = frozenset({"rank_failed", "worker_failed"} | MEMORY)
 
 
 class Routing:
-    """`crowd(slot)` tells how many sessions run where at this moment; `fail` ends a generation that no route can save; `moved` hears of each
-    that took a route, `cleared` when one that was a suspect leaves room for another."""
+    """`crowd(slot)` tells how many sessions run where at this moment; `fail` ends a generation that
+    no route can save; `moved` hears of each that took a route, `cleared` when one that was a
+    suspect leaves room for another."""
 
     def __init__(
         self,
@@ -59,13 +61,15 @@ class Routing:
         self._cleared = cleared
 
     def begin(self, generation: Generation, delay: float = 0.0) -> None:
-        """Take a (new) route, `delay` seconds from now. What still runs under an older epoch is dead from now on."""
+        """Take a (new) route, `delay` seconds from now. What still runs under an older epoch is
+        dead from now on."""
         session = generation.session
         session.epoch += 1
         self._actor.spawn(self._route(generation, session.epoch, delay), f"route {session.id:016x}")
 
     def retry(self, generation: Generation, epoch: int, error: ZrtError) -> None:
-        """A route failed: try again a little later, unless that was done already or there is no hope."""
+        """A route failed: try again a little later, unless that was done already or there is no
+        hope."""
         session = generation.session
         if session.epoch != epoch or session.finished:
             return
@@ -81,7 +85,8 @@ class Routing:
         self.begin(generation, delay)
 
     def blame(self, generation: Generation, error: ZrtError) -> bool:
-        """A stage was lost in a turn that this session was in. False if that was once too often: it has ended."""
+        """A stage was lost in a turn that this session was in. False if that was once too often: it
+        has ended."""
         if not self.suspects.lost(generation.id):
             return True
         text = f"each of the last {LOSSES} times that this session was run its stage was lost, at last with {error.message}"
@@ -94,7 +99,8 @@ class Routing:
             self._cleared()
 
     def renew(self, generation: Generation, slot: int) -> None:
-        """Let the ring run on, in this slot, once half its credit is used up; a client that does not listen gets none."""
+        """Let the ring run on, in this slot, once half its credit is used up; a client that does
+        not listen gets none."""
         session = generation.session
         length = len(session.tokens)
         if session.state is not SessionState.DECODING or generation.delivery.stalled:
@@ -163,7 +169,8 @@ class Routing:
             self._send_span(generation, span)
 
     async def _open_all(self, generation: Generation) -> list[int]:
-        """Open the session on its whole route; how many tokens each stage holds. No step travels before all have answered."""
+        """Open the session on its whole route; how many tokens each stage holds. No step travels
+        before all have answered."""
         session = generation.session
         keys = generation.page_keys()
         gather = self._pipeline.num_slots < self._pipeline.num_stages
@@ -188,7 +195,8 @@ class Routing:
             self.retry(generation, session.epoch, error)
 
     def _wait(self, generation: Generation) -> None:
-        """No complete route: the session waits until the pipeline changes, or ends if that cannot help. What is left of its route keeps its KV."""
+        """No complete route: the session waits until the pipeline changes, or ends if that cannot
+        help. What is left of its route keeps its KV."""
         self.leave_trial(generation)
         if generation.session.state is not SessionState.WAITING:
             generation.session.move(SessionState.WAITING)

@@ -1,6 +1,8 @@
-"""A session as the coordinator keeps it: token history, text, and the state machine. Pure: no sockets, no clock.
+"""A session as the coordinator keeps it: token history, text, and the state machine. Pure: no
+sockets, no clock.
 
-The history is the truth: every stage's KV can be rebuilt from it, so a session outlives any process that ran it.
+The history is the truth: every stage's KV can be rebuilt from it, so a session outlives any process
+that ran it.
 """
 
 from collections.abc import Sequence
@@ -48,7 +50,8 @@ class TextStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """What may be shown now: `index` counts the generated tokens before `token_ids`; `finish` is set on the last piece.
+    """What may be shown now: `index` counts the generated tokens before `token_ids`; `finish` is
+    set on the last piece.
 
     `logprobs` has one entry a token, None if the session did not ask for them.
     """
@@ -62,7 +65,8 @@ class TextPiece:
 
 @dataclass(slots=True)
 class Session:
-    """One generation. `tokens` is the whole history (prompt, then generated); `max_length` bounds its length, `eos` are the ids that end it."""
+    """One generation. `tokens` is the whole history (prompt, then generated); `max_length` bounds
+    its length, `eos` are the ids that end it."""
 
     id: int
     tokens: list[int]
@@ -98,9 +102,11 @@ class Session:
         self.state = state
 
     def push(self, index: int, token: int, logprobs: TokenLogprobs | None = None) -> TextPiece | None:
-        """Take the token that stands at history index `index`; the piece that may be shown now, if any.
+        """Take the token that stands at history index `index`; the piece that may be shown now, if
+        any.
 
-        A token the history already holds is ignored (a repeat); one beyond its end is a `kv_gap`: something was lost.
+        A token the history already holds is ignored (a repeat); one beyond its end is a `kv_gap`:
+        something was lost.
         """
         if self.finished or index < len(self.tokens):
             return None
@@ -119,7 +125,8 @@ class Session:
         return self._piece(text) if text or not self.detokeniser else None
 
     def finish(self, reason: FinishReason, text: str = "") -> TextPiece:
-        """End the session; what the detokeniser and the stop matcher still hold back is shown, up to a stop in it."""
+        """End the session; what the detokeniser and the stop matcher still hold back is shown, up
+        to a stop in it."""
         if self.detokeniser and self.stops.matched is None:
             text += self._before_stop(self.detokeniser.finish())
             if self.stops.matched is None:
@@ -129,7 +136,8 @@ class Session:
         return self._end(reason, text)
 
     def _before_stop(self, text: str) -> str:
-        """What of the text surely stands before any stop string; none is looked for in the text of the first `min_tokens` tokens."""
+        """What of the text surely stands before any stop string; none is looked for in the text of
+        the first `min_tokens` tokens."""
         return text if self.completion_tokens <= self.sampling.min_tokens else self.stops.push(text)
 
     def _end(self, reason: FinishReason, text: str) -> TextPiece:
@@ -147,7 +155,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class ReplaySpan:
-    """Tokens [start, stop) of the history, to be run from stage 0 through stage `until` (-1: the whole route, which samples)."""
+    """Tokens [start, stop) of the history, to be run from stage 0 through stage `until` (-1: the
+    whole route, which samples)."""
 
     start: int
     stop: int
@@ -157,8 +166,9 @@ class ReplaySpan:
 def replay_spans(have: Sequence[int], length: int) -> list[ReplaySpan]:
     """What to send so that every stage holds the history and its last token is sampled from.
 
-    `have[i]` is how many of the `length` tokens stage i holds. Stages behind the last one that lacks something keep
-    their cache: the replay ends before them, and the last token alone takes the whole route.
+    `have[i]` is how many of the `length` tokens stage i holds. Stages behind the last one that
+    lacks something keep their cache: the replay ends before them, and the last token alone takes
+    the whole route.
     """
     last = length - 1
     held = [min(n, last) for n in have]

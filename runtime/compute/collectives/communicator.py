@@ -1,7 +1,8 @@
 """The ranks of a group joined: by gloo through torch.distributed on CPUs, by NCCL on CUDA devices.
 
-A group is found by its comm id, 128 bytes as 256 hex digits: NCCL's own, or for gloo a nonce, port and host of the leader's rendezvous store,
-then zeros. Every group has an id of its own, so that no rank of an earlier one can join it.
+A group is found by its comm id, 128 bytes as 256 hex digits: NCCL's own, or for gloo a nonce, port
+and host of the leader's rendezvous store, then zeros. Every group has an id of its own, so that no
+rank of an earlier one can join it.
 """
 
 import secrets
@@ -24,7 +25,8 @@ COMM_ID_BYTES: Final = 128
 JOIN_S: Final = 30.0
 """How long all ranks may take to join."""
 WAIT_S: Final = 60.0
-"""How long gloo waits for the others in an operation. Only a backstop: whoever waits too long is killed, or all it waits for are."""
+"""How long gloo waits for the others in an operation. Only a backstop: whoever waits too long is
+killed, or all it waits for are."""
 LOOK_S: Final = 0.5
 """How often who waits in an operation over gloo looks whether its group was aborted."""
 
@@ -50,7 +52,8 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """End the group, and free a rank that waits in an operation, from any thread. Returns once no CUDA graph holds an operation any more."""
+        """End the group, and free a rank that waits in an operation, from any thread. Returns once
+        no CUDA graph holds an operation any more."""
 
     def sum_of_ones(self) -> int:
         """What all ranks add up to when each says 1: their number, if the group works."""
@@ -60,7 +63,8 @@ class Communicator(ABC):
 
 
 class Rendezvous:
-    """Where the ranks of one group on `device`s of this machine meet, held by the leader. It lasts until `close`, or as long as this object."""
+    """Where the ranks of one group on `device`s of this machine meet, held by the leader. It lasts
+    until `close`, or as long as this object."""
 
     def __init__(self, device: torch.device, host: str = "127.0.0.1") -> None:
         """ZrtError nccl_init_failed."""
@@ -98,7 +102,8 @@ class Rendezvous:
 def join(
     comm_id: str, rank: int, world: int, device: torch.device, left: Callable[[], bool] = lambda: False
 ) -> Communicator:
-    """Join the group of this id. Blocks until all have, or over gloo `left` is true. ZrtError bad_request: not an id; nccl_init_failed."""
+    """Join the group of this id. Blocks until all have, or over gloo `left` is true. ZrtError
+    bad_request: not an id; nccl_init_failed."""
     try:
         packed = bytes.fromhex(comm_id)
     except ValueError:
@@ -115,14 +120,16 @@ def join(
 class Gloo(Communicator):
     """Of ranks on CPUs.
 
-    The gloo of torch 2.13 does not always notice that a peer has died: not in the middle of a message, nor of joining. Whoever waits then waits
-    for all of WAIT_S. So no rank depends on gloo's word: it looks up now and then, and leaves what its group, or its joining, has ended for.
+    The gloo of torch 2.13 does not always notice that a peer has died: not in the middle of a
+    message, nor of joining. Whoever waits then waits for all of WAIT_S. So no rank depends on
+    gloo's word: it looks up now and then, and leaves what its group, or its joining, has ended for.
     """
 
     def __init__(
         self, place: tuple[str, int], nonce: str, rank: int, world: int, device: torch.device, left: Callable[[], bool]
     ) -> None:
-        """Blocks until all ranks have joined by the store at this host and port, or `left` is true. ZrtError nccl_init_failed."""
+        """Blocks until all ranks have joined by the store at this host and port, or `left` is true.
+        ZrtError nccl_init_failed."""
         super().__init__(rank, world, device)
 
         def joined() -> Any:
@@ -160,14 +167,17 @@ class Gloo(Communicator):
         return out
 
     def abort(self) -> None:
-        """The end of its peers' processes frees a rank at once; where gloo does not notice it, the rank looks here."""
+        """The end of its peers' processes frees a rank at once; where gloo does not notice it, the
+        rank looks here."""
         self._aborted = True
 
     def _wait(self, work: Any) -> None:
-        """Until the others have joined an operation. ZrtError rank_failed: one of them is gone, or the group was aborted."""
+        """Until the others have joined an operation. ZrtError rank_failed: one of them is gone, or
+        the group was aborted."""
         while (failed := _failure(work, _LOOK)) is not None and not work.is_completed():
             if self._aborted:
-                # As long as gloo waits, letting go of the group would wait for it, with the interpreter held.
+                # As long as gloo waits, letting go of the group would wait for it, with the
+                # interpreter held.
                 Thread(target=_outlast, args=(self._group, work), name=_THREAD, daemon=True).start()
                 raise ZrtError("rank_failed", "a collective was left: its group was aborted")
         if failed is not None and (failed := _failure(work, _LOOK)) is not None:  # it may have ended after all
@@ -180,7 +190,8 @@ _THREAD: Final = "gloo"
 
 
 def _failure(work: Any, patience: timedelta) -> str | None:
-    """Wait so long for an operation. What it says of its failure, or that it is not over; None when it succeeded."""
+    """Wait so long for an operation. What it says of its failure, or that it is not over; None when
+    it succeeded."""
     try:
         work.wait(patience)
     except RuntimeError as error:

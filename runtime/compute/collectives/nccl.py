@@ -1,7 +1,9 @@
-"""NVIDIA's collectives for the ranks of a group on CUDA devices of one machine, through NCCL's own C interface.
+"""NVIDIA's collectives for the ranks of a group on CUDA devices of one machine, through NCCL's own
+C interface.
 
-Not through torch's process group: its watchdog goes on looking at a communicator that was aborted, and its abort never returns while a CUDA
-graph that holds an operation waits for a peer that is gone. `ncclCommAbort` from another thread ends that wait at once.
+Not through torch's process group: its watchdog goes on looking at a communicator that was aborted,
+and its abort never returns while a CUDA graph that holds an operation waits for a peer that is
+gone. `ncclCommAbort` from another thread ends that wait at once.
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 """
 
@@ -21,7 +23,8 @@ from zrt.runtime.errors import Kind, ZrtError
 
 ID_BYTES: Final = 128
 CALL_S: Final = 1.0
-"""How long an abort waits for a call that is being made: one that the device's full queue holds up ends only by the abort."""
+"""How long an abort waits for a call that is being made: one that the device's full queue holds up
+ends only by the abort."""
 
 _DTYPES: Final = {
     torch.uint8: 1,
@@ -65,14 +68,16 @@ def _library() -> Any:
 
 
 def unique_id() -> bytes:
-    """What the ranks of a new group find each other by; the process that asks waits for them in a thread of NCCL's."""
+    """What the ranks of a new group find each other by; the process that asks waits for them in a
+    thread of NCCL's."""
     own = _UniqueId()
     _check(_library().ncclGetUniqueId(byref(own)), "nccl_init_failed", "no group can be formed here")
     return bytes(own.bytes)
 
 
 class Nccl(Communicator):
-    """Of ranks on CUDA devices. Operations are put on the device's current stream, and may lie in CUDA graphs."""
+    """Of ranks on CUDA devices. Operations are put on the device's current stream, and may lie in
+    CUDA graphs."""
 
     def __init__(self, unique: bytes, rank: int, world: int, device: torch.device) -> None:
         """Blocks until all ranks have come. ZrtError nccl_init_failed."""
@@ -113,7 +118,8 @@ class Nccl(Communicator):
         return out
 
     def abort(self) -> None:
-        """End whatever waits for a peer, from any thread, and the group. Returns once no CUDA graph holds an operation any more."""
+        """End whatever waits for a peer, from any thread, and the group. Returns once no CUDA graph
+        holds an operation any more."""
         free = self._call.acquire(timeout=CALL_S)
         try:
             if self._aborted:

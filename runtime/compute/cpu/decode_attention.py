@@ -80,9 +80,11 @@ def _mix(weights: Any, values: Any, tokens: Any, width: Any, out: Any) -> None:
 
 @kernel
 def _attention(job: Any) -> None:
-    """`job`: counter, steps, tokens' places, heads, kv heads, head_dim, context, qkv, its stride, out, its stride, block, scale and softcap.
+    """`job`: counter, steps, tokens' places, heads, kv heads, head_dim, context, qkv, its stride,
+    out, its stride, block, scale and softcap.
 
-    Of each step `places` has the address of its session's row, its position, the first token it sees and its row in the batch.
+    Of each step `places` has the address of its session's row, its position, the first token it
+    sees and its row in the batch.
     """
     steps, heads, kv_heads, width, context = job[1], job[3], job[4], job[5], job[6]
     group = heads // kv_heads
@@ -120,7 +122,8 @@ _AttentionJob: Final = ctypes.c_int64 * 13
 
 
 class DecodeStep(NamedTuple):
-    """A step of one token: the row of the slab that holds its session, its position, the first token it sees, its row in the batch."""
+    """A step of one token: the row of the slab that holds its session, its position, the first
+    token it sees, its row in the batch."""
 
     slab_row: int
     position: int
@@ -129,10 +132,12 @@ class DecodeStep(NamedTuple):
 
 
 class DecodeAttention:
-    """Attention of steps of one token each, in place in the slab. All tensors are float32 and outlive this object.
+    """Attention of steps of one token each, in place in the slab. All tensors are float32 and
+    outlive this object.
 
-    `slab` is [rows, blocks, 2, kv heads, context, head_dim], contiguous within a row; `qkv` [batch, (heads + 2 x kv heads) x head_dim],
-    already rotated; `out` [batch, heads x head_dim]. A step's result is the same, bit by bit, whatever other steps there are.
+    `slab` is [rows, blocks, 2, kv heads, context, head_dim], contiguous within a row; `qkv` [batch,
+    (heads + 2 x kv heads) x head_dim], already rotated; `out` [batch, heads x head_dim]. A step's
+    result is the same, bit by bit, whatever other steps there are.
     """
 
     def __init__(
@@ -168,6 +173,7 @@ class DecodeAttention:
         )
 
     def __call__(self, block: int) -> None:
-        """Write the steps' keys and values to the slab, then attend: from their rows of `qkv` to those of `out`."""
+        """Write the steps' keys and values to the slab, then attend: from their rows of `qkv` to
+        those of `out`."""
         self._job[0], self._job[11] = 0, block
         run(_ATTENTION, self._job, torch.get_num_threads())

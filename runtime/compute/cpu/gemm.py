@@ -1,13 +1,16 @@
 """Products of activations with packed weights on the CPU, float32.
 
-A weight [out, in] is packed into panels of `LANES` outputs, each [in, LANES], so that a vector register holds the sums of one row for all
-outputs of a panel, and nothing is added across a register at the end. A tile of rows x two panels keeps its sums in registers while the
-panels stream by; meanwhile the next panels are called into the cache, so that memory and arithmetic work at the same time (the scheme of
-Goto and van de Geijn, doi 10.1145/1356052.1356053, without its packing of activations). Every sum runs over the inputs in order: a row's result
-is the same, bit by bit, whatever other rows there are.
+A weight [out, in] is packed into panels of `LANES` outputs, each [in, LANES], so that a vector
+register holds the sums of one row for all outputs of a panel, and nothing is added across a
+register at the end. A tile of rows x two panels keeps its sums in registers while the panels stream
+by; meanwhile the next panels are called into the cache, so that memory and arithmetic work at the
+same time (the scheme of Goto and van de Geijn, doi 10.1145/1356052.1356053, without its packing of
+activations). Every sum runs over the inputs in order: a row's result is the same, bit by bit,
+whatever other rows there are.
 
-All products of a token in a 135M-parameter model's 30 blocks, ms on two AVX-512 cores, MKL with plain weights and this: 1 row 21 and 20;
-4: 38 and 23; 8: 49 and 24; 16: 49 and 31; 32: 57 and 45; 128: 121 and 114; 512: 384 and 410.
+All products of a token in a 135M-parameter model's 30 blocks, ms on two AVX-512 cores, MKL with
+plain weights and this: 1 row 21 and 20; 4: 38 and 23; 8: 49 and 24; 16: 49 and 31; 32: 57 and 45;
+128: 121 and 114; 512: 384 and 410.
 """
 
 import ctypes
@@ -34,8 +37,9 @@ UNROLL: Final = 4
 ROWS: Final = 96
 """Rows whose activations stay in the cache while all panels pass by."""
 AHEAD: Final = 4096
-"""Bytes ahead of the one row's product that weights are called: the processor itself looks no further than the page that it reads (measured on
-two cores: 4 to 8 % less time than without, and less of what was in the cache is driven out)."""
+"""Bytes ahead of the one row's product that weights are called: the processor itself looks no
+further than the page that it reads (measured on two cores: 4 to 8 % less time than without, and
+less of what was in the cache is driven out)."""
 PACKED_AT_ONCE: Final = 1 << 16
 """Numbers held twice while a weight is packed in place."""
 
@@ -44,11 +48,11 @@ _VECTOR: Final = ir.VectorType(_F32, LANES)
 
 
 def _tile(rows: int, panels: int, fetched: tuple[int, ...] = (), ahead: int = 0) -> Any:
-    """A native function: out = start + x wᵀ for so many rows and panels. `fetched` are those of the next panels to call into the cache;
-    `ahead`: call what is so many bytes further on.
+    """A native function: out = start + x wᵀ for so many rows and panels. `fetched` are those of the
+    next panels to call into the cache; `ahead`: call what is so many bytes further on.
 
-    Addresses and strides are in bytes: w, bytes of a panel, x, its row stride, inputs, start, its row stride, its panel stride, out, its row
-    stride.
+    Addresses and strides are in bytes: w, bytes of a panel, x, its row stride, inputs, start, its
+    row stride, its panel stride, out, its row stride.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -184,7 +188,8 @@ def _single(
 
 @kernel
 def _product(job: Any) -> None:
-    """`job`: counter, panels, panels a part (even), rows, then the arguments of a tile, strides in bytes."""
+    """`job`: counter, panels, panels a part (even), rows, then the arguments of a tile, strides in
+    bytes."""
     panels, part, n, w, panel, x, xs, k = job[1], job[2], job[3], job[4], job[5], job[6], job[7], job[8]
     start, ss, sp, out, os = job[9], job[10], job[11], job[12], job[13]
     while True:
@@ -213,7 +218,8 @@ def packs(weight: Tensor) -> bool:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Pack a weight [out, in] in place, as far as it has whole panels: a view [panels, in, LANES]."""
+    """Pack a weight [out, in] in place, as far as it has whole panels: a view [panels, in,
+    LANES]."""
     outs, k = weight.shape
     panels = weight[: outs // LANES * LANES].view(-1, LANES, k)
     packed = panels.view(-1, k, LANES)
@@ -224,7 +230,8 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def product(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
-    """out = x wᵀ + bias, or out += x wᵀ (without bias). `x` [n, in], `out` [n, panels x LANES or more]; their rows may lie apart, not overlap."""
+    """out = x wᵀ + bias, or out += x wᵀ (without bias). `x` [n, in], `out` [n, panels x LANES or
+    more]; their rows may lie apart, not overlap."""
     panels, k, _ = packed.shape
     threads = torch.get_num_threads()
     stride = 4 * out.stride(0)

@@ -1,11 +1,15 @@
-"""Native functions in Python's clothes: what kernels compiled by numba have in common, and the threads they run on.
+"""Native functions in Python's clothes: what kernels compiled by numba have in common, and the
+threads they run on.
 
-A kernel is a native function that the OpenMP runtime torch has loaded runs on torch's own threads, so that a process has one pool of them:
-the threads of two pools would rob each other while they spin. Each thread takes the next part of the job until none is left, which keeps
-them equally busy however long a part takes. What a part computes does not depend on who runs it, nor on how many rows or sessions there are.
+A kernel is a native function that the OpenMP runtime torch has loaded runs on torch's own threads,
+so that a process has one pool of them: the threads of two pools would rob each other while they
+spin. Each thread takes the next part of the job until none is left, which keeps them equally busy
+however long a part takes. What a part computes does not depend on who runs it, nor on how many rows
+or sessions there are.
 
-Importing a module of kernels compiles them, or reads them from `home()/kernels`; numba holds the GIL for it. A disk that is full or a file that
-is damaged costs the time to compile, and no more. Such a module takes numba from here: it reads its environment when it is first imported.
+Importing a module of kernels compiles them, or reads them from `home()/kernels`; numba holds the
+GIL for it. A disk that is full or a file that is damaged costs the time to compile, and no more.
+Such a module takes numba from here: it reads its environment when it is first imported.
 """
 
 import ctypes
@@ -155,7 +159,8 @@ def _power_of_two(typing: Any, exponent: Any) -> Any:
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]  # without fastmath, which would merge the two parts of ln 2
 def exp(x: Any) -> Any:
-    """e to `x` of -87 to 0, within 2e-7 of it: a Taylor polynomial after Cody and Waite's reduction."""
+    """e to `x` of -87 to 0, within 2e-7 of it: a Taylor polynomial after Cody and Waite's
+    reduction."""
     n = np.int32(x * _LOG2_E - _HALF)
     f = (x - np.float32(n) * _LN2_HIGH) - np.float32(n) * _LN2_LOW
     p = _E2 + f * (_E3 + f * (_E4 + f * (_E5 + f * (_E6 + f * _E7))))
@@ -182,6 +187,7 @@ def take(tensor: Tensor) -> bool:
 
 
 def run(kernel: int, job: Any, threads: int) -> None:
-    """Run the native function at an address on so many threads, all given the same array of int64; its first number counts parts."""
+    """Run the native function at an address on so many threads, all given the same array of int64;
+    its first number counts parts."""
     assert _parallel is not None
     _parallel(kernel, ctypes.addressof(job), threads, 0)

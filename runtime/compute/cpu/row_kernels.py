@@ -1,4 +1,5 @@
-"""What happens between two products, row by row, on the CPU in float32: each a pass over its rows where torch takes three to five operations.
+"""What happens between two products, row by row, on the CPU in float32: each a pass over its rows
+where torch takes three to five operations.
 
 The tests compare them with float64.
 """
@@ -20,7 +21,8 @@ _C1: Final = np.float32(0.044715)
 
 @kernel
 def _norm(job: Any) -> None:
-    """`job`: counter, rows, rows a part, heads, width, x, its strides (row, head), out, its strides, weight, its head stride, epsilon."""
+    """`job`: counter, rows, rows a part, heads, width, x, its strides (row, head), out, its
+    strides, weight, its head stride, epsilon."""
     rows, part, heads, width = job[1], job[2], job[3], job[4]
     epsilon = floats(job[13])[0]
     while True:
@@ -42,7 +44,8 @@ def _norm(job: Any) -> None:
 
 @kernel
 def _rotation(job: Any) -> None:
-    """`job`: counter, rows, rows a part, heads, half, x, its strides (row, head), cos, sin (both contiguous, sin signed)."""
+    """`job`: counter, rows, rows a part, heads, half, x, its strides (row, head), cos, sin (both
+    contiguous, sin signed)."""
     rows, part, heads, half = job[1], job[2], job[3], job[4]
     while True:
         start = take_next(job) * part
@@ -61,7 +64,8 @@ def _rotation(job: Any) -> None:
 
 @kernel
 def _gate(job: Any) -> None:
-    """`job`: counter, rows, rows a part, width, gate, up, the stride of both, whether the activation is GELU (tanh) in place of SiLU."""
+    """`job`: counter, rows, rows a part, width, gate, up, the stride of both, whether the
+    activation is GELU (tanh) in place of SiLU."""
     rows, part, width = job[1], job[2], job[3]
     gelu = job[7] != 0
     while True:
@@ -86,8 +90,8 @@ _GateJob: Final = ctypes.c_int64 * 8
 
 
 def norm(x: Tensor, weight: Tensor, eps: Tensor, out: Tensor) -> None:
-    """out = x / sqrt(mean(x²) + eps) * weight, the mean over the last dimension. `x`, `out` [rows, (heads,) width], rows contiguous; `weight`
-    [(heads,) width]; `eps` [1].
+    """out = x / sqrt(mean(x²) + eps) * weight, the mean over the last dimension. `x`, `out` [rows,
+    (heads,) width], rows contiguous; `weight` [(heads,) width]; `eps` [1].
     """
     rows, width = x.shape[0], x.shape[-1]
     heads, x_head, out_head = (x.shape[1], x.stride(1), out.stride(1)) if x.ndim == 3 else (1, 0, 0)
@@ -112,7 +116,8 @@ def norm(x: Tensor, weight: Tensor, eps: Tensor, out: Tensor) -> None:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate `heads` [rows, heads, dim] in place by angles [rows, 1, dim], contiguous, as `rope.Rotary.at` gives them."""
+    """Rotate `heads` [rows, heads, dim] in place by angles [rows, 1, dim], contiguous, as
+    `rope.Rotary.at` gives them."""
     rows, count, dim = heads.shape
     threads, part = _parts(rows, count * dim)
     job = _RotationJob(

@@ -1,4 +1,5 @@
-"""Drawing the tokens of a whole batch on a GPU: nothing waits for the host, so it can stand in a CUDA graph."""
+"""Drawing the tokens of a whole batch on a GPU: nothing waits for the host, so it can stand in a
+CUDA graph."""
 
 from collections.abc import Sequence
 from threading import Thread
@@ -20,7 +21,8 @@ WARPS: Final = 8
 
 
 def compiling(vocab: int, device: torch.device) -> Thread:
-    """Compile the kernels, which takes some ten seconds where they are not in Triton's cache: beside something else, that reads weights."""
+    """Compile the kernels, which takes some ten seconds where they are not in Triton's cache:
+    beside something else, that reads weights."""
 
     def run() -> None:
         with torch.cuda.device(device):
@@ -34,7 +36,8 @@ def compiling(vocab: int, device: torch.device) -> Thread:
 
 
 class Knobs:
-    """What `draw` needs to know of so many rows: `on_device` float64 [rows, 5], of each Sampler.knobs."""
+    """What `draw` needs to know of so many rows: `on_device` float64 [rows, 5], of each
+    Sampler.knobs."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._host = torch.empty(rows, len(GREEDY), dtype=torch.float64, pin_memory=True)
@@ -50,10 +53,12 @@ class Knobs:
 
 
 def draw(logits: Tensor, knobs: Tensor) -> Tensor:
-    """Of each row of logits float32 [rows, vocab], the greatest and the token that is picked: float64 [2, rows], as gpu_kernels.best gives it.
+    """Of each row of logits float32 [rows, vocab], the greatest and the token that is picked:
+    float64 [2, rows], as gpu_kernels.best gives it.
 
-    `knobs` float64 [rows, 5] lies on the device. The token is that of `Sampler.pick` without bias, penalties and
-    minimum length; temperature 0 takes the first token of the greatest logit. A row whose greatest logit is not finite picks 0.
+    `knobs` float64 [rows, 5] lies on the device. The token is that of `Sampler.pick` without bias,
+    penalties and minimum length; temperature 0 takes the first token of the greatest logit. A row
+    whose greatest logit is not finite picks 0.
     """
     rows, width = logits.shape
     cuts, device = thresholds, logits.device

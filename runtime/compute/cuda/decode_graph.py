@@ -1,4 +1,5 @@
-"""The forward of several sessions' next tokens as a CUDA graph: captured once for a number of rows, replayed for each token."""
+"""The forward of several sessions' next tokens as a CUDA graph: captured once for a number of rows,
+replayed for each token."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,8 @@ class Graph:
         self._graph.replay()
 
     def pick(self, knobs: Sequence[tuple[float, ...]]) -> None:
-        """Have the device pick from the last launch's logits: as `knobs` say for each of the first rows, or the best."""
+        """Have the device pick from the last launch's logits: as `knobs` say for each of the first
+        rows, or the best."""
         self._said = self._best
         if knobs:
             assert self._knobs is not None
@@ -94,7 +96,8 @@ class Graph:
         self._heard.record()
 
     def said(self, count: int) -> Tensor:
-        """What was asked for last: float64 [2, count] on the CPU, the greatest logits and the tokens picked."""
+        """What was asked for last: float64 [2, count] on the CPU, the greatest logits and the
+        tokens picked."""
         self._heard.synchronize()
         return self._picked[:, :count].clone()
 

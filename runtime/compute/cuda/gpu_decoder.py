@@ -1,9 +1,11 @@
 """The forward of one shard over a ragged batch on a GPU.
 
-Sessions' keys and values lie in pages. Steps of one token go through one paged attention kernel, longer ones through another. What a forward
-needs from the host travels in one copy. A batch replays a CUDA graph, captured at load for a few sizes; a smaller batch is padded with rows
-that write to a spare page, and one that no graph holds is launched kernel by kernel. At one row the products are kernels that read weights as
-fast as memory gives them, with norms, gate and residual inside, where the model's blocks are of the plain kind.
+Sessions' keys and values lie in pages. Steps of one token go through one paged attention kernel,
+longer ones through another. What a forward needs from the host travels in one copy. A batch replays
+a CUDA graph, captured at load for a few sizes; a smaller batch is padded with rows that write to a
+spare page, and one that no graph holds is launched kernel by kernel. At one row the products are
+kernels that read weights as fast as memory gives them, with norms, gate and residual inside, where
+the model's blocks are of the plain kind.
 """
 
 import gc
@@ -54,7 +56,8 @@ class GpuDecoder(Decoder):
         self._before: list[tuple[Hashable, int, int]] | None = None
         """Sessions of the last replay, where they would go on, and the length of their rope."""
         self._ahead: tuple[list[int], list[int]] | None = None
-        """If that replay's graph has been launched again, for the tokens picked in it: those tokens, and the pages they were written to."""
+        """If that replay's graph has been launched again, for the tokens picked in it: those
+        tokens, and the pages they were written to."""
         self._plain = PlainBlocks.of(shard)
         self._plain_head = PlainHead.of(shard)
 
@@ -65,8 +68,9 @@ class GpuDecoder(Decoder):
 
     @torch.inference_mode()
     def capture(self, tuned: Path | None = None, tick: Callable[[int, int], None] | None = None) -> None:
-        """Capture the graphs of all batch sizes, the greatest first, in one pool of memory, once the products have the shapes that suit the card:
-        what was found is kept in the folder `tuned`. `tick(graphs captured, graphs in all)` is called before and after each."""
+        """Capture the graphs of all batch sizes, the greatest first, in one pool of memory, once
+        the products have the shapes that suit the card: what was found is kept in the folder
+        `tuned`. `tick(graphs captured, graphs in all)` is called before and after each."""
         with _no_collection():
             if tuned is not None:
                 self._tune(Tuning(tuned, torch.cuda.get_device_name(self.shard.device)))
@@ -134,8 +138,9 @@ class GpuDecoder(Decoder):
             ) from error
 
     def _replay(self, graph: Graph, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
-        """Decode. Where the same sessions go on as they did before, and nothing but their tokens is asked for, their next tokens are begun at
-        once: the device goes from token to token while the host still says what they were. Where another stage begins them, it is told at once.
+        """Decode. Where the same sessions go on as they did before, and nothing but their tokens is
+        asked for, their next tokens are begun at once: the device goes from token to token while
+        the host still says what they were. Where another stage begins them, it is told at once.
         """
         before, self._before = self._before, [(step.key, step.seq_pos + 1, step.rope_length) for step in steps]
         ahead, self._ahead = self._ahead, None
@@ -181,7 +186,8 @@ class GpuDecoder(Decoder):
         return True
 
     def _mixed(self, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
-        """A batch with steps of several tokens, or of one whose logits nobody wants, or of more sessions than there are graphs for."""
+        """A batch with steps of several tokens, or of one whose logits nobody wants, or of more
+        sessions than there are graphs for."""
         size = Size.of(steps)
         graph = next((graph for graph in self._prompt_graphs if graph.size.holds(size)), None)
         if graph is not None:
@@ -210,7 +216,8 @@ class GpuDecoder(Decoder):
         return Inputs(self.shard, self.pages, self._rotaries, size, buffers)
 
     def blocks(self, inputs: Inputs, views: Views) -> None:
-        """All blocks, from the tokens or hidden states of `inputs` to `views.hidden`. Touches the device alone."""
+        """All blocks, from the tokens or hidden states of `inputs` to `views.hidden`. Touches the
+        device alone."""
         embedding = self.shard.embedding
         if embedding is None:
             views.hidden.copy_(inputs.hidden)
@@ -286,7 +293,8 @@ class GpuDecoder(Decoder):
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Graphs of an engine that is gone must not be freed while others are captured: CUDA permits that to nobody meanwhile."""
+    """Graphs of an engine that is gone must not be freed while others are captured: CUDA permits
+    that to nobody meanwhile."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

@@ -21,7 +21,8 @@ ALIGNMENT: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a batch: `tokens` of `prompts` steps that have several, and `singles`, the steps of one token."""
+    """Of a batch: `tokens` of `prompts` steps that have several, and `singles`, the steps of one
+    token."""
 
     tokens: int
     prompts: int
@@ -44,7 +45,8 @@ Layout: TypeAlias = list[tuple[tuple[int, ...], torch.dtype]]
 
 
 class Buffers:
-    """The same bytes twice: pinned on the host, and on the device. `sent` says that the device has read what was sent last."""
+    """The same bytes twice: pinned on the host, and on the device. `sent` says that the device has
+    read what was sent last."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -60,10 +62,12 @@ class Buffers:
 class Inputs:
     """A batch that `size` holds, in buffers of its own or in those that it is given.
 
-    On the device: `ids` int64 [rows] or `hidden` [rows, hidden]; `slots` int64 [rows], where in the pool each row's keys and values go; of every
-    rope cos and sin [rows, rope_dim] (`angles`); `asked`, the rows whose logits are asked for; of each single its `rows` number, the `lengths` of
-    its history (itself included) and its `tables` of pages, all int32; of the longer steps their `prompt_rows`, their
-    `prompt_tables` and the `tiles` they are cut into (gpu_kernels.Heads.attend_prompts).
+    On the device: `ids` int64 [rows] or `hidden` [rows, hidden]; `slots` int64 [rows], where in the
+    pool each row's keys and values go; of every rope cos and sin [rows, rope_dim] (`angles`);
+    `asked`, the rows whose logits are asked for; of each single its `rows` number, the `lengths` of
+    its history (itself included) and its `tables` of pages, all int32; of the longer steps their
+    `prompt_rows`, their `prompt_tables` and the `tiles` they are cut into
+    (gpu_kernels.Heads.attend_prompts).
     """
 
     def __init__(
@@ -94,7 +98,8 @@ class Inputs:
         self._nbytes = self._before_x = _size(layout[:-1])
         self._handed: list[tuple[int, HandedRows]] = []
         self.void: Tensor | None = None
-        """int32 on the device, of the batch that was sent last: not all 0 if rows that were handed over are void. None: none were."""
+        """int32 on the device, of the batch that was sent last: not all 0 if rows that were handed
+        over are void. None: none were."""
 
     @staticmethod
     def nbytes(shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], size: Size) -> int:
@@ -167,7 +172,8 @@ class Inputs:
                 cos[:count], sin[:count] = got[0].squeeze(1), got[1].squeeze(1)
 
     def send(self) -> None:
-        """Start the copy to the device; rows handed over follow when they are there. ZrtError stage_lost: they never will be."""
+        """Start the copy to the device; rows handed over follow when they are there. ZrtError
+        stage_lost: they never will be."""
         self._buffers.send(self._nbytes)
         handed, self._handed = self._handed, []
         self.void = torch.empty(len(handed), dtype=torch.int32, device=self.hidden.device) if handed else None

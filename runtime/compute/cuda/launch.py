@@ -24,19 +24,22 @@ MANY_ROWS: Final = 128
 """Heads of a row that a program places together; of fewer rows one, where latency counts."""
 MIXED_SPLITS: Final = 8
 MIXED_PARTS: Final = 512
-"""Of each history, and in all, for decodes beside prompts: most rows are padding then, and the others need them."""
+"""Of each history, and in all, for decodes beside prompts: most rows are padding then, and the
+others need them."""
 PROMPT_SPLITS: Final = (4, 8)
 PROMPT_PARTS: Final = 1 << 15
-"""Of each history of a prompt, from how many on it is worth it and at most; and in all, times heads: where there are few tokens, multiprocessors
-have nothing to do without."""
+"""Of each history of a prompt, from how many on it is worth it and at most; and in all, times
+heads: where there are few tokens, multiprocessors have nothing to do without."""
 QUERY_TILE: Final = 64
 """Tokens of a prompt that a program attends with; of float32 half as many."""
 PROMPT_TILE_BYTES: Final = 1 << 14
 """Keys that a program looks at together then."""
 STAGES: Final = 3
-"""How far loads go ahead in the loop over a history; each stage is less than a tile, since the page's number is loaded before it."""
+"""How far loads go ahead in the loop over a history; each stage is less than a tile, since the
+page's number is loaded before it."""
 SHARED_SPARE: Final = 12 << 10
-"""What a program needs of its multiprocessor's memory beside its queries and a tile of keys and values."""
+"""What a program needs of its multiprocessor's memory beside its queries and a tile of keys and
+values."""
 GATE_TILE: Final = 1024
 BEST_TILE: Final = 4096
 
@@ -47,7 +50,8 @@ def _power(number: int, least: int = 1) -> int:
 
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """RMSNorm of x [rows, width] into `out`, which may be `x`; rows may lie apart, their numbers not."""
+    """RMSNorm of x [rows, width] into `out`, which may be `x`; rows may lie apart, their numbers
+    not."""
     rows, width = x.shape
     kernels.norm_rows[(rows,)](
         x,
@@ -80,7 +84,8 @@ class Product:
 
 
 def shape_of(inputs: int) -> Product | None:
-    """What was found fastest on Hopper for a product of so many inputs; None where its chunk does not divide them."""
+    """What was found fastest on Hopper for a product of so many inputs; None where its chunk does
+    not divide them."""
     return Product(4, 1024, 4) if inputs % 1024 == 0 else None
 
 
@@ -95,7 +100,8 @@ def one_row_product(
     add: bool = False,
     shape: Product,
 ) -> None:
-    """x [1, inputs], weight [outputs, inputs] (with `gate` [2 x outputs, inputs]) into `out` [1, outputs]; see the kernel."""
+    """x [1, inputs], weight [outputs, inputs] (with `gate` [2 x outputs, inputs]) into `out` [1,
+    outputs]; see the kernel."""
     outputs, inputs = weight.shape[0] // (2 if gate else 1), weight.shape[1]
     kernels.one_row_product[(outputs // shape.rows,)](
         x,
@@ -116,7 +122,8 @@ def one_row_product(
 
 
 def best(logits: Tensor) -> Tensor:
-    """Of each row of logits [rows, vocab] the greatest and its token, the first if there are several: float64 [2, rows]."""
+    """Of each row of logits [rows, vocab] the greatest and its token, the first if there are
+    several: float64 [2, rows]."""
     rows, width = logits.shape
     tiles = -(-width // BEST_TILE)
     tops = torch.empty(rows, tiles, device=logits.device)
@@ -149,7 +156,8 @@ class Heads:
         slots: Tensor,
         kv: Sequence[Tensor],
     ) -> None:
-        """Norm and rotate queries in place in `qkv` [rows, (heads + 2 x kv heads) x head_dim], keys and values into `kv` at `slots` [rows]."""
+        """Norm and rotate queries in place in `qkv` [rows, (heads + 2 x kv heads) x head_dim], keys
+        and values into `kv` at `slots` [rows]."""
         spec = self._spec
         cos, sin = (qkv, qkv) if angles is None else angles
         heads = spec.num_heads + 2 * spec.num_kv_heads
@@ -186,8 +194,9 @@ class Heads:
         *,
         mixed: bool = False,
     ) -> None:
-        """Attention of the batch's rows numbered `rows` int32 [n], each one token of a history of `lengths` tokens (itself included), int32 [n],
-        in pages `tables` int32 [n, pages]; into the same rows of `out` [batch, heads x head_dim]. `mixed`: beside prompts."""
+        """Attention of the batch's rows numbered `rows` int32 [n], each one token of a history of
+        `lengths` tokens (itself included), int32 [n], in pages `tables` int32 [n, pages]; into the
+        same rows of `out` [batch, heads x head_dim]. `mixed`: beside prompts."""
         spec, count = self._spec, len(rows)
         splits = max(1, MAX_SPLITS // _power(count))  # of each history, so that all multiprocessors have work
         if mixed:
@@ -236,8 +245,9 @@ class Heads:
         rows: Tensor,
         out: Tensor,
     ) -> None:
-        """Attention of the batch's rows numbered `rows` int32 [n], those of steps of several tokens, which are cut into `tiles` int32 [tiles, 4]
-        (see triton_prompt) of at most `query_tile` rows, in pages `tables` int32 [steps, pages]; into the same rows of `out`."""
+        """Attention of the batch's rows numbered `rows` int32 [n], those of steps of several
+        tokens, which are cut into `tiles` int32 [tiles, 4] (see triton_prompt) of at most
+        `query_tile` rows, in pages `tables` int32 [steps, pages]; into the same rows of `out`."""
         spec = self._spec
         least, most = PROMPT_SPLITS
         splits = min(most, PROMPT_PARTS // (_power(len(out)) * _power(spec.num_heads)))

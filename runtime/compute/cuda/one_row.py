@@ -1,6 +1,8 @@
-"""The products of one row on a GPU, for models of the plain kind: weights without bias, norms before attention and MLP alone.
+"""The products of one row on a GPU, for models of the plain kind: weights without bias, norms
+before attention and MLP alone.
 
-Each is a kernel that reads its weights as fast as memory gives them, with norm, gate or residual inside (triton_kernels.one_row_product).
+Each is a kernel that reads its weights as fast as memory gives them, with norm, gate or residual
+inside (triton_kernels.one_row_product).
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +57,8 @@ class PlainBlocks:
             return None
 
     def run(self, index: int, views: Views, attend: Attend) -> None:
-        """Block `index` of the shard, in place on `views.hidden` [1, hidden]; `attend` does what stands between the products."""
+        """Block `index` of the shard, in place on `views.hidden` [1, hidden]; `attend` does what
+        stands between the products."""
         weights, hidden, eps = self._weights[index], views.hidden, self._eps
         product = launch.one_row_product
         product(hidden, weights.qkv, views.qkv, norm=weights.attention_norm, eps=eps, shape=self._qkv)
@@ -106,7 +109,8 @@ class PlainHead:
             return None
 
     def write(self, hidden: Tensor, logits: Tensor) -> None:
-        """The logits [1, vocab] of hidden states [1, hidden] before the norm; of a group, at the leader."""
+        """The logits [1, vocab] of hidden states [1, hidden] before the norm; of a group, at the
+        leader."""
         own = logits if self._split is None else logits.new_empty(1, len(self._weight))
         launch.one_row_product(hidden, self._weight, own, norm=self._norm, eps=self._eps, shape=self._shape)
         if self._split is not None:
@@ -158,7 +162,8 @@ def _tuned(
     gate: bool = False,
     add: bool = False,
 ) -> Product:
-    """The shape that suits products with these weights; the one they have where they are too small to tell."""
+    """The shape that suits products with these weights; the one they have where they are too small
+    to tell."""
     one = weights[0]
     if not worth_trying(one):
         return shape

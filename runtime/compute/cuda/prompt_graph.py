@@ -1,7 +1,9 @@
-"""The blocks over a batch with prompts in it as a CUDA graph: captured once for a size, replayed for every batch that it holds.
+"""The blocks over a batch with prompts in it as a CUDA graph: captured once for a size, replayed
+for every batch that it holds.
 
-A forward of several tokens is some five hundred kernels, and to launch them one by one takes a host as long as the device needs for a thousand
-tokens; ranks of a group wait for the slowest of their hosts besides.
+A forward of several tokens is some five hundred kernels, and to launch them one by one takes a host
+as long as the device needs for a thousand tokens; ranks of a group wait for the slowest of their
+hosts besides.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 TOKENS_ALONE: Final = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 TOKENS_BESIDE: Final = (64, 128, 256, 512, 1024)
-"""Rows of prompts that graphs are captured for: of prompts alone, and with sessions that decode in the same turn."""
+"""Rows of prompts that graphs are captured for: of prompts alone, and with sessions that decode in
+the same turn."""
 SESSIONS_BESIDE: Final = (16, 64, 256)
 """How many of these, up to those that there may be."""
 PROMPTS: Final = 16
@@ -46,7 +49,8 @@ def _up_to(most: int, numbers: Iterable[int]) -> Iterator[int]:
 
 
 class PromptGraph:
-    """The blocks of batches that `size` holds. Those of a decoder work in the same buffers: one batch runs at a time."""
+    """The blocks of batches that `size` holds. Those of a decoder work in the same buffers: one
+    batch runs at a time."""
 
     def __init__(self, decoder: "GpuDecoder", size: Size, views: Views, buffers: Buffers) -> None:
         self.size = size

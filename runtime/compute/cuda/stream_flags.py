@@ -1,9 +1,9 @@
-"""Memory of the host whose words a CUDA stream writes, and waits for, without the host (the driver's stream memory operations), and whose rows
-kernels write and read.
+"""Memory of the host whose words a CUDA stream writes, and waits for, without the host (the
+driver's stream memory operations), and whose rows kernels write and read.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEMOP.html
-A stream that waits for an event of another process waits for ever if that process dies; one that waits for a word goes on as soon as
-anybody writes it.
+A stream that waits for an event of another process waits for ever if that process dies; one that
+waits for a word goes on as soon as anybody writes it.
 """
 
 import ctypes
@@ -24,7 +24,8 @@ _TILE: Final = 1024
 _UNIT: Final = 8
 """As many numbers are written as one, where their count is a multiple of it."""
 _MOST: Final = 1 << 20
-"""More bytes than these go by a copy engine: it does more of them at once than programs that read the host's memory."""
+"""More bytes than these go by a copy engine: it does more of them at once than programs that read
+the host's memory."""
 
 
 @cache
@@ -38,7 +39,8 @@ def _driver() -> Any:
 
 
 def register(address: int, size: int) -> int:
-    """Pin mapped memory for all devices of this process; where they see it. ZrtError unsupported. Undone by `unregister`."""
+    """Pin mapped memory for all devices of this process; where they see it. ZrtError unsupported.
+    Undone by `unregister`."""
     _check(int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE_AND_MAPPED)), "to pin shared memory")
     seen = c_uint64()
     _check(_driver().cuMemHostGetDevicePointer_v2(byref(seen), address, 0), "to map shared memory")
@@ -57,7 +59,8 @@ def finish() -> None:
 
 
 def write(address: int, value: int) -> None:
-    """Once the current stream has come here, the word is `value`, and what was written before it can be read."""
+    """Once the current stream has come here, the word is `value`, and what was written before it
+    can be read."""
     _check(_driver().cuStreamWriteValue32_v2(_stream(), address, value, 0), "to write a flag")
 
 
@@ -67,7 +70,8 @@ def wait(address: int, value: int) -> None:
 
 
 def leave(rows: Tensor, place: Tensor, void: Tensor | None, said: Tensor) -> None:
-    """Copy contiguous rows to registered memory; `said` int32 [1] there is 1 if any of `void` is not 0, else 0."""
+    """Copy contiguous rows to registered memory; `said` int32 [1] there is 1 if any of `void` is
+    not 0, else 0."""
     from zrt.runtime.compute.cuda.kernels import host_copy  # triton is where CUDA is
 
     count, voids = _copied(rows, place), 0 if void is None else void.numel()
@@ -78,7 +82,8 @@ def leave(rows: Tensor, place: Tensor, void: Tensor | None, said: Tensor) -> Non
 
 
 def take(place: Tensor, to: Tensor, broken: Tensor, said: Tensor, void: Tensor) -> None:
-    """Copy rows of registered memory to contiguous `to`; `void` int32 [1] is 1 if `broken` or `said`, int32 [1] there, is not 0, else 0."""
+    """Copy rows of registered memory to contiguous `to`; `void` int32 [1] is 1 if `broken` or
+    `said`, int32 [1] there, is not 0, else 0."""
     from zrt.runtime.compute.cuda.kernels import host_copy
 
     count = _copied(place, to)

@@ -1,7 +1,9 @@
-"""Which shapes of the one-row product suit a card: tried once, and remembered on disk for each card and version of the compiler.
+"""Which shapes of the one-row product suit a card: tried once, and remembered on disk for each card
+and version of the compiler.
 
-A shape that does not suit costs a product up to half its speed, and none suits all (see docs/performance.md). Products so small that launching
-them takes as long as running them are not tried: they keep the shape that does well on average.
+A shape that does not suit costs a product up to half its speed, and none suits all (see
+docs/performance.md). Products so small that launching them takes as long as running them are not
+tried: they keep the shape that does well on average.
 """
 
 import json
@@ -41,7 +43,8 @@ Run = Callable[[Tensor, Product], None]
 
 
 class Tuning:
-    """The shapes found for one card, kept in `folder`; a file that cannot be read or written costs nothing but the trying."""
+    """The shapes found for one card, kept in `folder`; a file that cannot be read or written costs
+    nothing but the trying."""
 
     def __init__(self, folder: Path, card: str) -> None:
         name = "".join(letter if letter.isalnum() else "-" for letter in card)
@@ -49,7 +52,8 @@ class Tuning:
         self._version = f"triton {triton.__version__}"
 
     def shape(self, what: str, weights: Sequence[Tensor], run: Run, *, gate: bool = False) -> Product:
-        """The best shape for products with these weights, all of one size, which `what` tells from others of that size."""
+        """The best shape for products with these weights, all of one size, which `what` tells from
+        others of that size."""
         outputs, inputs = weights[0].shape
         key = f"{self._version}, {what} {outputs} x {inputs} {str(weights[0].dtype).removeprefix('torch.')}"
         known = self._read()
@@ -81,7 +85,8 @@ class Tuning:
 
 
 def fitting(outputs: int, inputs: int) -> Iterator[Product]:
-    """The shapes to try for a product of so many outputs and inputs: those whose parts divide them."""
+    """The shapes to try for a product of so many outputs and inputs: those whose parts divide
+    them."""
     return (shape for shape in TRIED if inputs % shape.chunk == 0 and outputs % shape.rows == 0)
 
 
@@ -90,7 +95,8 @@ def worth_trying(weight: Tensor) -> bool:
 
 
 def _time(weights: Sequence[Tensor], shape: Product, run: Run) -> float:
-    """What the products of all blocks take one after the other, as in a token's graph; their weights come from memory, not from a cache."""
+    """What the products of all blocks take one after the other, as in a token's graph; their
+    weights come from memory, not from a cache."""
     run(weights[0], shape)  # compiles
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()

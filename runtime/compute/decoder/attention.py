@@ -1,4 +1,5 @@
-"""Attention of a ragged batch on the CPU: every session attends to its own keys, in place in the slab."""
+"""Attention of a ragged batch on the CPU: every session attends to its own keys, in place in the
+slab."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from zrt.runtime.compute.turn import BatchStep
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What the attention of a shard computes. `windows`: of each of its blocks, the tokens a token sees, itself included (None: all)."""
+    """What the attention of a shard computes. `windows`: of each of its blocks, the tokens a token
+    sees, itself included (None: all)."""
 
     windows: tuple[int | None, ...]
     scale: float
@@ -26,8 +28,8 @@ class AttentionSpec:
 class RaggedAttention:
     """The attention of one forward: made once for its steps, called once a block.
 
-    Query heads that share a kv head become the rows of one product (one token) or a batch over shared keys (several tokens), so keys and
-    values are never repeated.
+    Query heads that share a kv head become the rows of one product (one token) or a batch over
+    shared keys (several tokens), so keys and values are never repeated.
     """
 
     def __init__(
@@ -53,7 +55,8 @@ class RaggedAttention:
             )  # per block [sessions, context, 2, kv heads, head_dim]
 
     def __call__(self, block: int) -> None:
-        """Write the batch's keys and values to the cache, then attend: from `views.queries` and `views.kv` to `views.attended`.
+        """Write the batch's keys and values to the cache, then attend: from `views.queries` and
+        `views.kv` to `views.attended`.
 
         `block` counts within the shard.
         """
@@ -70,7 +73,8 @@ class RaggedAttention:
 def _decodes(
     spec: AttentionSpec, cache: SlabKVCache, steps: Sequence[tuple[int, BatchStep]], views: Views
 ) -> list[DecodeAttention]:
-    """Of each block, the attention of all steps of one token, which are given with their rows in the batch."""
+    """Of each block, the attention of all steps of one token, which are given with their rows in
+    the batch."""
 
     def through(window: int | None) -> DecodeAttention:
         places = [
@@ -86,7 +90,8 @@ def _decodes(
 
 
 class _Segment:
-    """One step's part of the batch and of the cache. All views of a forward are made here, none in its blocks."""
+    """One step's part of the batch and of the cache. All views of a forward are made here, none in
+    its blocks."""
 
     def __init__(self, spec: AttentionSpec, cache: SlabKVCache, step: BatchStep, views: Views, start: int) -> None:
         """`start` is its first row in the batch."""
@@ -125,12 +130,14 @@ class _Segment:
 
 
 class _Past:
-    """The keys and values, of every block, that a step sees through one window, and which of its tokens sees which of them."""
+    """The keys and values, of every block, that a step sees through one window, and which of its
+    tokens sees which of them."""
 
     def __init__(
         self, row: Tensor, step: BatchStep, window: int | None, group: int, dtype: torch.dtype, *, causal: bool
     ) -> None:
-        """`row` is [blocks, 2, kv heads, context, head_dim]. `causal`: the attention knows the plain causal mask by itself."""
+        """`row` is [blocks, 2, kv heads, context, head_dim]. `causal`: the attention knows the
+        plain causal mask by itself."""
         total = step.seq_pos + step.n
         first = 0 if window is None else max(0, step.seq_pos + 1 - window)
         past = row[:, :, None, :, first:total].expand(-1, -1, group, -1, -1, -1)
@@ -148,7 +155,8 @@ class _Past:
 def capped_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float
 ) -> Tensor:
-    """Attention whose scores are squeezed into (-softcap, softcap); the softmax is in float32, all else in the dtype of `queries`."""
+    """Attention whose scores are squeezed into (-softcap, softcap); the softmax is in float32, all
+    else in the dtype of `queries`."""
     scores = torch.matmul(queries, keys.transpose(-1, -2)).mul_(scale)
     scores.div_(softcap).tanh_().mul_(softcap)
     if mask is not None:

@@ -1,7 +1,8 @@
 """The forward of one shard over a ragged batch.
 
-Order of casts follows transformers' models, so that float32 agrees to 1e-4 and bfloat16 to rounding: norms in float32, cos and sin in the
-model's dtype, every other operation rounded to the model's dtype. What a model lacks costs it no operation.
+Order of casts follows transformers' models, so that float32 agrees to 1e-4 and bfloat16 to
+rounding: norms in float32, cos and sin in the model's dtype, every other operation rounded to the
+model's dtype. What a model lacks costs it no operation.
 """
 
 from collections.abc import Sequence
@@ -31,9 +32,11 @@ class Decoder:
         self.shard = shard
         self.cache = cache
         self.best: Tensor | None = None
-        """Of the last forward's logits, where a device has picked: float64 [2, rows], the greatest of each row, and the token picked."""
+        """Of the last forward's logits, where a device has picked: float64 [2, rows], the greatest
+        of each row, and the token picked."""
         self.void: Tensor | None = None
-        """Of the last forward's input, where rows were handed over: int32 on the device, not all 0 if some are void."""
+        """Of the last forward's input, where rows were handed over: int32 on the device, not all 0
+        if some are void."""
         spec = shard.spec
         blocks = spec.blocks[shard.first : shard.last + 1]
         ropes = list(dict.fromkeys(block.rope for block in blocks if block.rope is not None))
@@ -54,11 +57,13 @@ class Decoder:
         """Let go of what holds a group's operations, before the group ends."""
 
     def admit(self, step: BatchStep, x: Tensor | HandedRows) -> None:
-        """Check one step and its input, and take the pages it needs, going back first where it starts before the end.
+        """Check one step and its input, and take the pages it needs, going back first where it
+        starts before the end.
 
-        Idempotent; on error nothing has changed. Errors: `unknown_session`; `kv_gap` when it starts beyond the tokens held, or takes the
-        session beyond `ModelSpec.rope_switch` without having been told so;
-        `context_exceeded`; `kv_full`; `bad_request` for input of the wrong shape, dtype or vocabulary; `stage_lost` for rows that never come.
+        Idempotent; on error nothing has changed. Errors: `unknown_session`; `kv_gap` when it starts
+        beyond the tokens held, or takes the session beyond `ModelSpec.rope_switch` without having
+        been told so; `context_exceeded`; `kv_full`; `bad_request` for input of the wrong shape,
+        dtype or vocabulary; `stage_lost` for rows that never come.
         """
         self._check_input((step,), x)
         self._take_pages(step)
@@ -67,11 +72,13 @@ class Decoder:
     def forward(self, steps: Sequence[BatchStep], x: Rows, picking: Picking = LOGITS) -> Tensor:
         """Run one turn. Rows of `x` and of the result lie in the order of `steps`, `n` rows each.
 
-        `x`: token ids int64 [rows] on the first stage, else hidden states [rows, hidden] in the shard's dtype; it is not written to.
-        Returns hidden states [rows, hidden], or on the last stage logits float32 [steps that want logits, vocab]. The result is the
-        caller's: no later forward touches it, save on a GPU, where it is good until the next, and where `best` says what was picked from it.
-        On error every session is as it was, save that one that had to go back has gone back.
-        Errors: those of `admit`, and `bad_request` for two steps of one session.
+        `x`: token ids int64 [rows] on the first stage, else hidden states [rows, hidden] in the
+        shard's dtype; it is not written to. Returns hidden states [rows, hidden], or on the last
+        stage logits float32 [steps that want logits, vocab]. The result is the caller's: no later
+        forward touches it, save on a GPU, where it is good until the next, and where `best` says
+        what was picked from it. On error every session is as it was, save that one that had to go
+        back has gone back. Errors: those of `admit`, and `bad_request` for two steps of one
+        session.
         """
         self._check_input(steps, x)
         try:
@@ -120,7 +127,8 @@ class Decoder:
     def _block(
         self, index: int, block: Block, views: Views, angles: tuple[Tensor, Tensor] | None, attention: RaggedAttention
     ) -> None:
-        """One block, in place on `views.hidden`. `angles` are cos and sin, None where it rotates nothing."""
+        """One block, in place on `views.hidden`. `angles` are cos and sin, None where it rotates
+        nothing."""
         block.qkv.write(self._normed(block.attention_norm, views), views.qkv)
         if block.qk_norm is not None:
             rms_norm(views.qk, block.qk_norm, self._eps, views.qk, views.qk_scale)
@@ -175,7 +183,8 @@ class Decoder:
         return self._final(logits)
 
     def _final(self, logits: Tensor) -> Tensor:
-        """Of the head's output, which is written over: divided and capped where the model has it so, in float32."""
+        """Of the head's output, which is written over: divided and capped where the model has it
+        so, in float32."""
         spec = self.shard.spec
         if spec.logits_divisor != 1:
             logits.div_(spec.logits_divisor)

@@ -10,9 +10,11 @@ from zrt.runtime.compute.cpu import numba_runtime, row_kernels
 def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, out: Tensor, scale: Tensor) -> None:
     """out = x / sqrt(mean(x²) + eps) * weight over the last dimension; `out` may be `x`.
 
-    Computed in float32. A weight in the dtype of `x` is applied after rounding to it, a float32 weight before, as the families differ in
-    transformers. `eps` is float32 [1]; `scale` is float32 scratch of the shape of `x` with a last dimension of 1. Where our kernel does not
-    take it, five plain operations: on the CPU torch's own `rms_norm` takes twice the time at one row and three times at 512.
+    Computed in float32. A weight in the dtype of `x` is applied after rounding to it, a float32
+    weight before, as the families differ in transformers. `eps` is float32 [1]; `scale` is float32
+    scratch of the shape of `x` with a last dimension of 1. Where our kernel does not take it, five
+    plain operations: on the CPU torch's own `rms_norm` takes twice the time at one row and three
+    times at 512.
     """
     if numba_runtime.take(x):
         row_kernels.norm(x, weight, eps, out)
@@ -32,7 +34,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, out: Tensor, scale: Tensor)
 
 
 def gate_(gate: Tensor, up: Tensor, is_silu: bool) -> None:
-    """gate = activation(gate) * up, SiLU or else GELU in its tanh form; both [rows, width], parts of one tensor."""
+    """gate = activation(gate) * up, SiLU or else GELU in its tanh form; both [rows, width], parts
+    of one tensor."""
     if numba_runtime.take(gate):
         row_kernels.gate(gate, up, gelu=not is_silu)
         return

@@ -11,7 +11,8 @@ from zrt.runtime.compute.cpu.numba_runtime import LANES
 
 
 class Linear(Protocol):
-    """A product with weights held in some form. `x` is [rows, in], `out` [rows, out], both in the model's dtype."""
+    """A product with weights held in some form. `x` is [rows, in], `out` [rows, out], both in the
+    model's dtype."""
 
     def write(self, x: Tensor, out: Tensor) -> None:
         """out = product"""
@@ -20,11 +21,13 @@ class Linear(Protocol):
         """out += product"""
 
     def rows(self, ids: Tensor, out: Tensor) -> None:
-        """out = the weight's rows of these numbers, int64 [n]: what an embedding looks up. `out` is [n, in]."""
+        """out = the weight's rows of these numbers, int64 [n]: what an embedding looks up. `out` is
+        [n, in]."""
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest way to hold a weight [out, in], with an optional bias [out]. The tensor is the layer's from now on."""
+    """The fastest way to hold a weight [out, in], with an optional bias [out]. The tensor is the
+    layer's from now on."""
     if weight.is_cuda:
         return CudaLinear(weight, bias)
     return PackedLinear(weight, bias) if packs(weight) else DenseLinear(weight, bias)
@@ -55,7 +58,8 @@ class DenseLinear:
 
 
 class CudaLinear(DenseLinear):
-    """Weights on a GPU, where the sum with what is there is part of the product and rounded once with it."""
+    """Weights on a GPU, where the sum with what is there is part of the product and rounded once
+    with it."""
 
     def add(self, x: Tensor, out: Tensor) -> None:
         out.addmm_(x, self._transposed)
@@ -64,7 +68,8 @@ class CudaLinear(DenseLinear):
 
 
 class PackedLinear:
-    """float32 weights on the CPU in panels (see `products`), packed in place; outputs beyond the last whole panel stay as they were."""
+    """float32 weights on the CPU in panels (see `products`), packed in place; outputs beyond the
+    last whole panel stay as they were."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.shape = tuple(weight.shape)

@@ -1,7 +1,8 @@
-"""Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split form of the Hugging Face checkpoints.
+"""Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split form of the Hugging Face
+checkpoints.
 
-The ways to stretch it are those of `modeling_rope_utils` in transformers 5: position interpolation (linear), NTK (dynamic), Llama 3's,
-YaRN (arXiv 2309.00071) and LongRoPE (arXiv 2402.13753).
+The ways to stretch it are those of `modeling_rope_utils` in transformers 5: position interpolation
+(linear), NTK (dynamic), Llama 3's, YaRN (arXiv 2309.00071) and LongRoPE (arXiv 2402.13753).
 """
 
 import math
@@ -16,7 +17,8 @@ from zrt.runtime.models.architecture.rope_spec import Rope
 
 
 def inverse_frequencies(rope: Rope, length: int = 0) -> Tensor:
-    """float32 [dim / 2]: radians a position, for each rotated pair, in a sequence of `length` tokens (for the kinds that depend on it)."""
+    """float32 [dim / 2]: radians a position, for each rotated pair, in a sequence of `length`
+    tokens (for the kinds that depend on it)."""
     return _FREQUENCIES[rope.kind](rope, length)
 
 
@@ -24,10 +26,12 @@ class Rotary(Protocol):
     """What turns positions into angles."""
 
     def at(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and signed sin of positions int64 [rows]: two [rows, 1, dim], for every block of one forward.
+        """cos and signed sin of positions int64 [rows]: two [rows, 1, dim], for every block of one
+        forward.
 
-        `lengths` int64 [rows]: of the sequence each token was run in. `sin` carries the sign of the half it multiplies, so that rotating
-        is `x * cos + swapped halves of x * sin`. Both are computed in float32 and rounded to the model's dtype, as in transformers.
+        `lengths` int64 [rows]: of the sequence each token was run in. `sin` carries the sign of the
+        half it multiplies, so that rotating is `x * cos + swapped halves of x * sin`. Both are
+        computed in float32 and rounded to the model's dtype, as in transformers.
         """
 
 
@@ -52,7 +56,8 @@ class FixedRotary:
 
 
 class LongRotary:
-    """LongRoPE: one table for tokens of sequences that the model was made for, and one for those of longer sequences."""
+    """LongRoPE: one table for tokens of sequences that the model was made for, and one for those of
+    longer sequences."""
 
     def __init__(self, rope: Rope, context: int, dtype: torch.dtype) -> None:
         self._original = rope.original
@@ -68,7 +73,8 @@ class LongRotary:
 
 
 class DynamicRotary:
-    """Dynamic NTK: every length beyond `original` has frequencies of its own, so there is no table."""
+    """Dynamic NTK: every length beyond `original` has frequencies of its own, so there is no
+    table."""
 
     def __init__(self, rope: Rope, dtype: torch.dtype) -> None:
         self._rope = rope
@@ -82,7 +88,8 @@ class DynamicRotary:
 
 
 def rotate_(heads: Tensor, halves: tuple[Tensor, Tensor], swapped: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate heads [rows, heads, dim] in place. `halves` are views of its second and first half, `swapped` is scratch of its shape."""
+    """Rotate heads [rows, heads, dim] in place. `halves` are views of its second and first half,
+    `swapped` is scratch of its shape."""
     if numba_runtime.take(heads):
         row_kernels.rotate(heads, cos, sin)
         return
@@ -91,7 +98,8 @@ def rotate_(heads: Tensor, halves: tuple[Tensor, Tensor], swapped: Tensor, cos: 
 
 
 def _rows(table: Tensor, rows: Tensor) -> Tensor:
-    """As `table[rows]`, which wakes all threads for 24 rows already, and takes 74 µs for 32 rows where this takes 2."""
+    """As `table[rows]`, which wakes all threads for 24 rows already, and takes 74 µs for 32 rows
+    where this takes 2."""
     return table.index_select(0, rows)
 
 
@@ -132,7 +140,8 @@ def _llama3(rope: Rope, length: int) -> Tensor:
 
 
 def _yarn(rope: Rope, length: int) -> Tensor:
-    """As in Llama 3, but the degrees go by the pair's number, between those that turn `beta_fast` and `beta_slow` times."""
+    """As in Llama 3, but the degrees go by the pair's number, between those that turn `beta_fast`
+    and `beta_slow` times."""
     plain = _default(rope, length)
 
     def pair(turns: float) -> float:

@@ -1,4 +1,5 @@
-"""The weights one process holds: a contiguous run of blocks, with the embedding on the first and norm and head on the last."""
+"""The weights one process holds: a contiguous run of blocks, with the embedding on the first and
+norm and head on the last."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,9 +32,11 @@ from zrt.runtime.models.checkpoint.split import RankPart, part_bytes
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One decoder layer. The products that share an input are merged: q, k, v rows in `qkv`; gate, up rows in `gate_up`.
+    """One decoder layer. The products that share an input are merged: q, k, v rows in `qkv`; gate,
+    up rows in `gate_up`.
 
-    Norm weights are in the shard's dtype, or float32 where `spec.wide_norms`. A norm that the model lacks is None.
+    Norm weights are in the shard's dtype, or float32 where `spec.wide_norms`. A norm that the model
+    lacks is None.
     """
 
     attention_norm: Tensor | None  # [hidden]
@@ -51,9 +54,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Blocks `first..last` (inclusive, global indices) of a model, ready to compute; `nbytes` counts a shared tensor once.
+    """Blocks `first..last` (inclusive, global indices) of a model, ready to compute; `nbytes`
+    counts a shared tensor once.
 
-    With a `group` it is one rank's part of them: `spec` is the model as that rank computes it, and embedding and head are split by vocabulary.
+    With a `group` it is one rank's part of them: `spec` is the model as that rank computes it, and
+    embedding and head are split by vocabulary.
     """
 
     spec: ModelSpec
@@ -82,15 +87,17 @@ class Shard:
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> "Shard":
-        """Read a shard from `source`, once all its tensors are known to be there. Blocks the calling thread.
+        """Read a shard from `source`, once all its tensors are known to be there. Blocks the
+        calling thread.
 
-        `ends` says whether embedding and head are part of it, by default with the model's first and last block; where it is given, there may be
-        no blocks, and `last` is `first - 1` then. `table` is the embedding or head of another shard on this device: where they are tied it is this
-        one's as well, which neither reads nor counts it.
-        Of a shard that is split over a `group`, only what this rank computes with is read.
-        Beyond the shard itself it holds one chunk of `weights.CHUNK_BYTES`.
-        `progress(bytes done, bytes in all)` and `cancelled()` are called at least every 8 MiB. Errors: `bad_model`, `cancelled`,
-        `insufficient_memory`, `bad_config` for blocks the model does not have.
+        `ends` says whether embedding and head are part of it, by default with the model's first and
+        last block; where it is given, there may be no blocks, and `last` is `first - 1` then.
+        `table` is the embedding or head of another shard on this device: where they are tied it is
+        this one's as well, which neither reads nor counts it. Of a shard that is split over a
+        `group`, only what this rank computes with is read. Beyond the shard itself it holds one
+        chunk of `weights.CHUNK_BYTES`. `progress(bytes done, bytes in all)` and `cancelled()` are
+        called at least every 8 MiB. Errors: `bad_model`, `cancelled`, `insufficient_memory`,
+        `bad_config` for blocks the model does not have.
         """
         first, last = blocks
         least = first if ends is None else first - 1
@@ -199,7 +206,8 @@ class _Loader:
         shapes = block_shapes(self._spec)
 
         def merged(*parts: str) -> Tensor:
-            """Tensors of this block, stacked in one of their own: rows of the first, then of the second, …"""
+            """Tensors of this block, stacked in one of their own: rows of the first, then of the
+            second, …"""
             names = [block_name(index, part) for part in parts]
             held = [
                 self._part.cut(self._spec, name, shapes[part]).shape(shapes[part])

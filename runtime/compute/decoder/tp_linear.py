@@ -1,6 +1,8 @@
-"""What a rank of a tensor-parallel group computes otherwise than a whole shard: products whose results are summed or gathered over the ranks.
+"""What a rank of a tensor-parallel group computes otherwise than a whole shard: products whose
+results are summed or gathered over the ranks.
 
-A block stays in step with the others by two sums: after the o product and after the down product. Everything between is a rank's own.
+A block stays in step with the others by two sums: after the o product and after the down product.
+Everything between is a rank's own.
 """
 
 from typing import Final, Protocol
@@ -16,7 +18,8 @@ LEADER: Final = 0
 
 
 class Collectives(Protocol):
-    """What the ranks of a group do together; every rank calls the same operations in the same order with tensors of the same shape."""
+    """What the ranks of a group do together; every rank calls the same operations in the same order
+    with tensors of the same shape."""
 
     rank: int
     world: int
@@ -88,7 +91,8 @@ class VocabularyLinear:
 
 
 class NormsOverRanks:
-    """RMSNorm of q and of k over all their heads at once, of which each rank has some: only the sums of squares are exchanged."""
+    """RMSNorm of q and of k over all their heads at once, of which each rank has some: only the
+    sums of squares are exchanged."""
 
     def __init__(self, spec: ModelSpec, group: Collectives, device: torch.device) -> None:
         """`spec` is the rank's."""

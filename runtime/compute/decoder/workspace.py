@@ -1,7 +1,8 @@
-"""Buffers that every block of a forward writes over, and the views of them that the block works with.
+"""Buffers that every block of a forward writes over, and the views of them that the block works
+with.
 
-At one row a view made anew costs as much as an operation: its code has left the caches while weights streamed through. So all views of a
-number of rows are made once and kept.
+At one row a view made anew costs as much as an operation: its code has left the caches while
+weights streamed through. So all views of a number of rows are made once and kept.
 """
 
 from typing import Final
@@ -26,7 +27,8 @@ class Workspace:
         self._views: dict[int, Views] = {}
 
     def views(self, rows: int) -> "Views":
-        """The views of the first `rows` rows. Whatever was in the buffers is lost at the next call."""
+        """The views of the first `rows` rows. Whatever was in the buffers is lost at the next
+        call."""
         if rows > self._capacity:
             self._grow(rows)
         if rows not in self._views:

@@ -1,8 +1,10 @@
-"""Accounting of KV memory: rows of pages, owned by sessions or kept as cache for sessions of an equal prefix. Pure: knows no tensor.
+"""Accounting of KV memory: rows of pages, owned by sessions or kept as cache for sessions of an
+equal prefix. Pure: knows no tensor.
 
-A row is the place of one session's history, and its pages are counted against one pool. A session that closes leaves the full pages that
-have names (see page_keys.py) behind in its row; a later one whose history begins with the same names takes them over or copies them.
-Cached pages are evicted from the ends of the rows that were used least recently, as soon as a session needs them.
+A row is the place of one session's history, and its pages are counted against one pool. A session
+that closes leaves the full pages that have names (see page_keys.py) behind in its row; a later one
+whose history begins with the same names takes them over or copies them. Cached pages are evicted
+from the ends of the rows that were used least recently, as soon as a session needs them.
 """
 
 from collections import OrderedDict
@@ -36,7 +38,8 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a new session begins with: `tokens` of history, to be copied from row `source` if that is another than `row`."""
+    """What a new session begins with: `tokens` of history, to be copied from row `source` if that
+    is another than `row`."""
 
     row: int
     source: int
@@ -53,7 +56,8 @@ class _PageRow:
 
 
 class PagePool:
-    """`total` pages of `page_tokens` tokens, and rows for `sessions` sessions with as many cached ones besides."""
+    """`total` pages of `page_tokens` tokens, and rows for `sessions` sessions with as many cached
+    ones besides."""
 
     def __init__(self, total: int, page_tokens: int, page_bytes: int, sessions: int) -> None:
         self._total = total
@@ -84,7 +88,8 @@ class PagePool:
         return list(self._sessions)
 
     def row(self, key: Hashable) -> int:
-        """Where the session's history lies. `unknown_session` when it is not open, here as everywhere below."""
+        """Where the session's history lies. `unknown_session` when it is not open, here as
+        everywhere below."""
         return self._row(key).number
 
     def have(self, key: Hashable) -> int:
@@ -92,7 +97,8 @@ class PagePool:
         return self._row(key).have
 
     def open(self, key: Hashable, names: Sequence[int] = ()) -> Opening:
-        """Begin a session whose history's pages have these names, with the longest prefix of them that is here.
+        """Begin a session whose history's pages have these names, with the longest prefix of them
+        that is here.
 
         ZrtError overloaded: `sessions` are open already.
         """
@@ -120,7 +126,8 @@ class PagePool:
         self._name(self._row(key), names)
 
     def reserve(self, key: Hashable, upto: int) -> None:
-        """Own pages for tokens `[0, upto)`, at the cost of cached ones. `kv_full` when too few can be had; nothing changes then."""
+        """Own pages for tokens `[0, upto)`, at the cost of cached ones. `kv_full` when too few can
+        be had; nothing changes then."""
         row = self._row(key)
         missing = self._pages(upto) - row.pages
         if missing <= 0:
@@ -149,8 +156,8 @@ class PagePool:
         self._publish(row)
 
     def rewind(self, key: Hashable, n: int) -> None:
-        """Hold `min(have, n)` tokens, and give back every page beyond them, reserved ones included. Names stay: who goes on with other tokens
-        than they say renames first."""
+        """Hold `min(have, n)` tokens, and give back every page beyond them, reserved ones included.
+        Names stay: who goes on with other tokens than they say renames first."""
         row = self._row(key)
         row.have = min(row.have, max(n, 0))
         self._hide(row, row.have // self._page_tokens)
@@ -188,7 +195,7 @@ class PagePool:
             page_bytes=self._page_bytes,
         )
 
-    # ---- rows and pages -----------------------------------------------------------------------------------------
+    # ---- rows and pages --------------------------------------------------------------------------
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._page_tokens)
@@ -200,14 +207,16 @@ class PagePool:
         return row
 
     def _new_row(self, keep: _PageRow | None) -> _PageRow:
-        """A row for a session; if all are taken, of the cached one that was used least recently (but not `keep`)."""
+        """A row for a session; if all are taken, of the cached one that was used least recently
+        (but not `keep`)."""
         if not self._free_rows:
             victim = next(row for row in self._cached.values() if row is not keep)
             self._evict(victim, victim.pages)
         return _PageRow(self._free_rows.pop())
 
     def _take_over(self, key: Hashable, source: _PageRow, pages: int, names: Sequence[int]) -> Opening:
-        """A cached row becomes the session's own; what it holds beyond the common prefix is given up."""
+        """A cached row becomes the session's own; what it holds beyond the common prefix is given
+        up."""
         self._evict(source, source.pages - pages)
         del self._cached[source.number]
         self._cached_pages -= pages
@@ -217,7 +226,8 @@ class PagePool:
         return Opening(source.number, source.number, source.have)
 
     def _make_room(self, pages: int, keep: _PageRow | None) -> int:
-        """Evict cached pages (not those of `keep`) until so many are free, or nothing is left to evict; how many are free."""
+        """Evict cached pages (not those of `keep`) until so many are free, or nothing is left to
+        evict; how many are free."""
         for row in list(self._cached.values()):
             missing = pages - (self._total - self._used - self._cached_pages)
             if missing <= 0:
@@ -243,10 +253,11 @@ class PagePool:
             self._freed.append(Freed(row.number, pages * self._page_tokens))
         return max(surplus, 0)
 
-    # ---- names --------------------------------------------------------------------------------------------------
+    # ---- names -----------------------------------------------------------------------------------
 
     def _longest(self, names: Sequence[int]) -> tuple[_PageRow | None, int]:
-        """The row with the longest prefix of these pages, and its length in pages; sessions' rows and cached ones alike."""
+        """The row with the longest prefix of these pages, and its length in pages; sessions' rows
+        and cached ones alike."""
         for pages in range(len(names), 0, -1):
             holders = self._holders.get(names[pages - 1])
             if holders:

@@ -1,8 +1,10 @@
 """Keys and values of many sessions in the memory of a GPU.
 
-One allocation holds `total` pages of every block. `PagePool` counts them by sessions' rows; which page lies where is said here, by a table a
-row. Sessions of an equal prefix share its pages in place: a shared page is full, so it is only read, and one that is to be written again
-after going back is copied first. Sharing makes the pages in use fewer than those counted, so a page that the pool grants is always there.
+One allocation holds `total` pages of every block. `PagePool` counts them by sessions' rows; which
+page lies where is said here, by a table a row. Sessions of an equal prefix share its pages in
+place: a shared page is full, so it is only read, and one that is to be written again after going
+back is copied first. Sharing makes the pages in use fewer than those counted, so a page that the
+pool grants is always there.
 """
 
 from collections.abc import Hashable
@@ -20,7 +22,8 @@ from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, kv_token_bytes
 
 
 class PagedKVCache(SessionCache):
-    """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most `context` tokens, in `budget` bytes of `device`."""
+    """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most
+    `context` tokens, in `budget` bytes of `device`."""
 
     def __init__(
         self,
@@ -53,7 +56,8 @@ class PagedKVCache(SessionCache):
         shape = (num_blocks, 2, total + 1, page_tokens, spec.num_kv_heads, spec.head_dim)
         try:
             self.pool = torch.zeros(shape, dtype=dtype, device=device)
-            """[blocks, 2, pages + 1, page tokens, kv heads, head_dim]: keys at index 0 of the second dimension, values at 1."""
+            """[blocks, 2, pages + 1, page tokens, kv heads, head_dim]: keys at index 0 of the
+            second dimension, values at 1."""
         except RuntimeError as error:
             raise ZrtError(
                 "insufficient_vram", f"a KV pool of {budget} bytes does not fit in the memory of {device}"
@@ -65,7 +69,8 @@ class PagedKVCache(SessionCache):
         return -(-self.context // self.page_tokens)
 
     def reserve(self, key: Hashable, upto: int) -> None:
-        """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be; nothing changes then."""
+        """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be;
+        nothing changes then."""
         super().reserve(key, upto)
         row = self._pages.row(key)
         for index in range(self._counts[row], -(-upto // self.page_tokens)):
@@ -76,12 +81,14 @@ class PagedKVCache(SessionCache):
             self._own(row, have // self.page_tokens)
 
     def table(self, key: Hashable) -> NDArray[np.int32]:
-        """The numbers of the session's pages, in the order of its tokens. Not to be changed by the caller."""
+        """The numbers of the session's pages, in the order of its tokens. Not to be changed by the
+        caller."""
         row = self._pages.row(key)
         return self._tables[row, : self._counts[row]]
 
     def slots(self, key: Hashable, start: int, count: int) -> NDArray[np.int64]:
-        """Where tokens `[start, start + count)` of the session lie among those of the pool: page x page tokens + place in it."""
+        """Where tokens `[start, start + count)` of the session lie among those of the pool: page x
+        page tokens + place in it."""
         positions = np.arange(start, start + count)
         return (
             self.table(key)[positions // self.page_tokens] * np.int64(self.page_tokens) + positions % self.page_tokens

@@ -1,4 +1,5 @@
-"""What the caches of CPU and GPU have in common: sessions by key, whose pages a `PagePool` counts, and the memory that follows the count."""
+"""What the caches of CPU and GPU have in common: sessions by key, whose pages a `PagePool` counts,
+and the memory that follows the count."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
@@ -9,8 +10,8 @@ from zrt.runtime.errors import ZrtError
 
 
 class SessionCache(ABC):
-    """Sessions of at most `context` tokens. Keys are any hashable. Errors: `unknown_session` for a key that is not open, and those named
-    below. Not thread-safe: one executor uses it."""
+    """Sessions of at most `context` tokens. Keys are any hashable. Errors: `unknown_session` for a
+    key that is not open, and those named below. Not thread-safe: one executor uses it."""
 
     def __init__(self, pages: PagePool, context: int) -> None:
         self.context = context
@@ -23,7 +24,8 @@ class SessionCache(ABC):
         return len(self._pages)
 
     def open(self, key: Hashable, names: Sequence[int] = ()) -> None:
-        """Begin a session whose history's pages have these names, holding the longest prefix that is cached.
+        """Begin a session whose history's pages have these names, holding the longest prefix that
+        is cached.
 
         One that is open goes on under the new names. `overloaded` when all sessions are taken.
         """
@@ -36,7 +38,8 @@ class SessionCache(ABC):
             self._adopt(opening)
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """End a session: its full pages that have names become cache, the others come back. Closing twice is nothing."""
+        """End a session: its full pages that have names become cache, the others come back. Closing
+        twice is nothing."""
         self._pages.close(key, names)
         self._take_back()
 
@@ -55,7 +58,8 @@ class SessionCache(ABC):
         self._take_back()
 
     def reserve(self, key: Hashable, upto: int) -> None:
-        """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be; nothing changes then."""
+        """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be;
+        nothing changes then."""
         if upto > self.context:
             raise ZrtError(
                 "context_exceeded",
@@ -81,7 +85,8 @@ class SessionCache(ABC):
 
 
 class PageCount(SessionCache):
-    """Sessions of a shard without blocks: their pages are counted, as those of the shards beside it are, and hold nothing."""
+    """Sessions of a shard without blocks: their pages are counted, as those of the shards beside it
+    are, and hold nothing."""
 
     def __init__(self, pages: int, *, page_tokens: int, context: int, sessions: int) -> None:
         super().__init__(PagePool(pages, page_tokens, 0, sessions), context)

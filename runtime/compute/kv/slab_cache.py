@@ -1,9 +1,11 @@
 """Keys and values of many sessions in CPU memory.
 
-Memory is a slab of rows, one row a session, each long enough for the whole context and laid out `[block, k|v, kv head, token, head_dim]`,
-so that attention reads a session's keys in place. The slab is address space, not memory: pages the kernel has not been asked to fill
-cost nothing, and what a row no longer holds is given back to it. How many tokens may be held at once is counted in pages by `PagePool`,
-which also keeps closed sessions' pages as cache; a session that begins like another copies what they have in common.
+Memory is a slab of rows, one row a session, each long enough for the whole context and laid out
+`[block, k|v, kv head, token, head_dim]`, so that attention reads a session's keys in place. The
+slab is address space, not memory: pages the kernel has not been asked to fill cost nothing, and
+what a row no longer holds is given back to it. How many tokens may be held at once is counted in
+pages by `PagePool`, which also keeps closed sessions' pages as cache; a session that begins like
+another copies what they have in common.
 """
 
 import ctypes
@@ -27,7 +29,8 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class SlabKVCache(SessionCache):
-    """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most `context` tokens, in `budget` bytes."""
+    """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most
+    `context` tokens, in `budget` bytes."""
 
     def __init__(
         self,
@@ -52,7 +55,8 @@ class SlabKVCache(SessionCache):
 
     @property
     def slab(self) -> Tensor:
-        """[rows, blocks, 2, kv heads, context, head_dim]: keys at index 0 of the third dimension, values at 1."""
+        """[rows, blocks, 2, kv heads, context, head_dim]: keys at index 0 of the third dimension,
+        values at 1."""
         return self._memory.tensor
 
     def row(self, key: Hashable) -> int:
@@ -69,7 +73,8 @@ class SlabKVCache(SessionCache):
 
 
 class _Slab:
-    """Rows of tensors in one anonymous private mapping, without swap reservation and without huge pages (a token touches few bytes of each block)."""
+    """Rows of tensors in one anonymous private mapping, without swap reservation and without huge
+    pages (a token touches few bytes of each block)."""
 
     def __init__(self, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         system_page = os.sysconf("SC_PAGE_SIZE")
@@ -92,7 +97,8 @@ class _Slab:
     def give_back(self, row: int, start: int) -> None:
         """Return a row's memory from token `start` on to the kernel; it reads as zeros afterwards.
 
-        Only whole pages of the kernel go. The calls hold no GIL, since a long row takes milliseconds.
+        Only whole pages of the kernel go. The calls hold no GIL, since a long row takes
+        milliseconds.
         """
         numbers = self.tensor[row]
         if start == 0:

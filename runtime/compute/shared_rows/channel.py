@@ -1,17 +1,21 @@
-"""Rows that one process leaves for another of its machine in memory that both map, written and read by their devices.
+"""Rows that one process leaves for another of its machine in memory that both map, written and read
+by their devices.
 
-The writer's device copies rows to a place of the memory and then writes the flag beside it; the reader's waits for that flag before it
-copies them. So a stage can begin a step, and hand it on, before the stage before has computed it: no host stands between two devices.
-A place is free again once the reader's host says so. If there is none, or the rows are too many, they travel as bytes.
+The writer's device copies rows to a place of the memory and then writes the flag beside it; the
+reader's waits for that flag before it copies them. So a stage can begin a step, and hand it on,
+before the stage before has computed it: no host stands between two devices. A place is free again
+once the reader's host says so. If there is none, or the rows are too many, they travel as bytes.
 
-Each flag is a word of 32 bits, the number of the place's turn. When a writer dies, its reader calls the memory broken and writes the flags that
-devices wait for itself: what they then read is void. What is computed from void rows is void, and devices say so to each other with the rows, before
-any host can know: so nobody keeps what came of them, however many stages further on.
+Each flag is a word of 32 bits, the number of the place's turn. When a writer dies, its reader calls
+the memory broken and writes the flags that devices wait for itself: what they then read is void.
+What is computed from void rows is void, and devices say so to each other with the rows, before any
+host can know: so nobody keeps what came of them, however many stages further on.
 
-A device that several processes share goes round among those that have work for it, in slices of 2 ms (NVIDIA H200): work that comes in the
-midst of another's slice takes the device away from it at the end, for 0.4 ms, even if it only begins to wait. Behind a wait that stands there
-already it does not. So a reader whose device has nothing to do has it wait at once for the rows that come next (`Expecting`), before anybody
-knows of them.
+A device that several processes share goes round among those that have work for it, in slices of 2
+ms (NVIDIA H200): work that comes in the midst of another's slice takes the device away from it at
+the end, for 0.4 ms, even if it only begins to wait. Behind a wait that stands there already it does
+not. So a reader whose device has nothing to do has it wait at once for the rows that come next
+(`Expecting`), before anybody knows of them.
 """
 
 import logging
@@ -37,7 +41,8 @@ _TURNS: Final = 1 << 32
 
 
 class Outlet:
-    """The memory that this process writes for one other, with places of `place_bytes` bytes. `prepare` and what follows are the executor's."""
+    """The memory that this process writes for one other, with places of `place_bytes` bytes.
+    `prepare` and what follows are the executor's."""
 
     def __init__(self, place_bytes: int, device: Device, places: int = PLACES) -> None:
         self._place_bytes = -(-place_bytes // PAGE) * PAGE
@@ -50,12 +55,14 @@ class Outlet:
         self._number = 0
 
     def prepare(self) -> None:
-        """Make the memory now, which takes tens of milliseconds, and try it. ZrtError unsupported: the device cannot do this."""
+        """Make the memory now, which takes tens of milliseconds, and try it. ZrtError unsupported:
+        the device cannot do this."""
         (self._memory or self._make()).probe()
 
     def put(self, rows: Tensor, void: Tensor | None = None) -> HandedOver | None:
-        """Have the device copy rows to a free place; they are void if any of `void`, int32 on the device, is not 0 (see `Inlet.copy`). None:
-        there is no place, or not of that size, or no memory for it."""
+        """Have the device copy rows to a free place; they are void if any of `void`, int32 on the
+        device, is not 0 (see `Inlet.copy`). None: there is no place, or not of that size, or no
+        memory for it."""
         size = rows.numel() * rows.element_size()
         if size > self._place_bytes:
             return None
@@ -131,7 +138,8 @@ class Inlet:
     def rows(
         self, handed: HandedOver, steps: Sequence[tuple[int, int]], shape: tuple[int, ...], dtype: torch.dtype
     ) -> "list[HandedRows]":
-        """Of each step (its first row, how many) its rows, of this shape each. Their place is given back when all are dropped.
+        """Of each step (its first row, how many) its rows, of this shape each. Their place is given
+        back when all are dropped.
 
         ZrtError bad_request: they do not lie there.
         """
@@ -164,7 +172,8 @@ class Inlet:
         self._memory.close()
 
     def expect(self, number: int) -> None:
-        """Have the device wait for the rows of that number, or until `go_on`; what it is told to do from now on is done then."""
+        """Have the device wait for the rows of that number, or until `go_on`; what it is told to do
+        from now on is done then."""
         self._expected = number % _TURNS
         if not self.broken and not self._memory.closed:  # nobody else would write it
             self._memory.wait(LAST, self._expected)
@@ -180,7 +189,8 @@ class Inlet:
         return self.broken or bool(self._memory.words[self._memory.void(place)])
 
     def copy(self, place: int, turn: int, number: int, first: int, to: Tensor, void: Tensor) -> None:
-        """Have the device copy rows to `to` once they are written, and say in `void`, int32 [1] there, whether they are void: if it is not 0."""
+        """Have the device copy rows to `to` once they are written, and say in `void`, int32 [1]
+        there, whether they are void: if it is not 0."""
         if number != self._expected or self._has(place, turn):
             self.go_on()
         self._expected = None  # where they are expected, their writer is going to say so, once it has written them
@@ -220,7 +230,8 @@ class _PlaceUse:
 
 
 class HandedRows:
-    """Rows [n, ...] that lie in another process's memory, or will: a forward has its device copy them. Cut like a tensor.
+    """Rows [n, ...] that lie in another process's memory, or will: a forward has its device copy
+    them. Cut like a tensor.
 
     Held until the device has read them: then the place is given back.
     """
@@ -287,7 +298,8 @@ Rows: TypeAlias = Tensor | HandedRows | Joined
 
 
 class Expecting:
-    """The inlet whose next rows a device waits for, if any. It is to be told of every other use of the device; `stop` helps if it was not."""
+    """The inlet whose next rows a device waits for, if any. It is to be told of every other use of
+    the device; `stop` helps if it was not."""
 
     def __init__(self) -> None:
         self._inlet: Inlet | None = None
@@ -296,7 +308,8 @@ class Expecting:
         return self._inlet is not None
 
     def after(self, rows: Rows) -> None:
-        """Wait for what comes after these, when the device has been told all that is to be done with them."""
+        """Wait for what comes after these, when the device has been told all that is to be done
+        with them."""
         if isinstance(rows, HandedRows):
             self._inlet = rows.inlet
             self._inlet.expect(rows.number + 1)

@@ -1,7 +1,8 @@
 """Memory that two processes map, with places for rows and a flag for each (channel.py).
 
-Layout: a page of words (magic; whether it is broken; the number of the rows written last; of each place, on lines of their own, the turn written
-with whether it is void, and the turn taken), then the places.
+Layout: a page of words (magic; whether it is broken; the number of the rows written last; of each
+place, on lines of their own, the turn written with whether it is void, and the turn taken), then
+the places.
 """
 
 import fcntl
@@ -30,7 +31,8 @@ _WORD: Final = 4
 _LINE: Final = 32
 """Words between two flags."""
 LAST: Final = _LINE
-"""The word that says which rows were written last, by their number. It is a hint alone: readers may write it, too."""
+"""The word that says which rows were written last, by their number. It is a hint alone: readers may
+write it, too."""
 
 
 class Device(Protocol):
@@ -49,7 +51,8 @@ class Device(Protocol):
     def wait(self, address: int, value: int) -> None: ...
 
     def leave(self, rows: Tensor, place: Tensor, void: Tensor | None, said: Tensor) -> None:
-        """Copy rows to `place`, memory of ours, and to `said`, int32 [1] there, whether any of `void` is not 0."""
+        """Copy rows to `place`, memory of ours, and to `said`, int32 [1] there, whether any of
+        `void` is not 0."""
 
     def take(self, place: Tensor, to: Tensor, broken: Tensor, said: Tensor, void: Tensor) -> None:
         """Copy rows from `place`, and to `void`, int32 [1], whether `broken` or `said` is not 0."""
@@ -97,8 +100,9 @@ class RowRing:
         return self.flag(_BROKEN_WORD)
 
     def probe(self) -> None:
-        """Have the device leave numbers, write a flag, wait for it and take the numbers, at both alignments and of both kinds of counts that
-        kernels know, so that they are compiled. ZrtError unsupported: it cannot."""
+        """Have the device leave numbers, write a flag, wait for it and take the numbers, at both
+        alignments and of both kinds of counts that kernels know, so that they are compiled.
+        ZrtError unsupported: it cannot."""
         device = self._device
         for turn, (skipped, count) in enumerate(product((0, 4), (PAGE // 4, PAGE // 4 - 1)), 1):
             sample = device.sample(count)
@@ -129,7 +133,8 @@ class RowRing:
         self._device.wait(self._seen + _WORD * word, value)
 
     def close(self) -> None:
-        """Once the device is done with it; nothing is read or written any more. The mapping lives as long as somebody holds rows of it."""
+        """Once the device is done with it; nothing is read or written any more. The mapping lives
+        as long as somebody holds rows of it."""
         self.closed = True
         if self._seen:
             self._device.unregister(self.words.ctypes.data)
@@ -158,7 +163,8 @@ def made(places: int, place_bytes: int, device: Device) -> tuple[int, RowRing]:
 
 
 def mapped(handed: HandedOver, size: int, device: Device) -> RowRing:
-    """Another process's, of so many bytes. ZrtError stage_lost: it is gone, or cannot be had; bad_request: it is none."""
+    """Another process's, of so many bytes. ZrtError stage_lost: it is gone, or cannot be had;
+    bad_request: it is none."""
     path, whose = f"/proc/{handed.pid}/fd/{handed.fd}", f"the memory that process {handed.pid} hands rows over in"
     try:
         if not os.readlink(path).startswith(f"/memfd:{NAME}"):

@@ -46,7 +46,8 @@ def parse_config(text: str) -> dict[str, Any]:
 class Keys:
     """Typed look-ups in a config, or in a table of it; every failure names the key.
 
-    `absent` stands in for a missing key. `null` (where there is one) stands in for a null value, and for an `absent` of None.
+    `absent` stands in for a missing key. `null` (where there is one) stands in for a null value,
+    and for an `absent` of None.
     """
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:

@@ -1,7 +1,8 @@
-"""Model families: what each `model_type` always has, which keys of its config turn something on, and the defaults of absent keys.
+"""Model families: what each `model_type` always has, which keys of its config turn something on,
+and the defaults of absent keys.
 
-Source: the configuration and model classes of transformers 5. All families run in one decoder; a row says how they differ, and what it
-does not mention is as in llama. Pure: imports no torch.
+Source: the configuration and model classes of transformers 5. All families run in one decoder; a
+row says how they differ, and what it does not mention is as in llama. Pure: imports no torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,8 @@ from zrt.runtime.models.architecture.layer_patterns import (
 
 
 class Norms(NamedTuple):
-    """The norms of a block, by the names of their tensors: before attention, after it, before the MLP, after it. None: there is none."""
+    """The norms of a block, by the names of their tensors: before attention, after it, before the
+    MLP, after it. None: there is none."""
 
     attention: str | None
     attention_out: str | None
@@ -47,7 +49,8 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One `model_type`. A feature is a fixed answer, or the name of the config key that answers (absent: off)."""
+    """One `model_type`. A feature is a fixed answer, or the name of the config key that answers
+    (absent: off)."""
 
     max_positions: int
     eos_id: int | None

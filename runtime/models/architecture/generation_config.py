@@ -39,14 +39,16 @@ NEUTRAL: Final[dict[str, object]] = {
     "dola_layers": None,
     "token_healing": False,
 }
-"""What changes an answer in transformers and not here, with the value that asks for nothing (null always does)."""
+"""What changes an answer in transformers and not here, with the value that asks for nothing (null
+always does)."""
 
 Count = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class GenerationDefaults(Struct, frozen=True):
-    """How the model is sampled where a request says nothing. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1
-    are off; without `max_tokens` an answer may fill the context. `unheeded` names what the file asks for and zrt does not do."""
+    """How the model is sampled where a request says nothing. Temperature 0 is greedy; top_k 0,
+    top_p 1, min_p 0 and repetition_penalty 1 are off; without `max_tokens` an answer may fill the
+    context. `unheeded` names what the file asks for and zrt does not do."""
 
     temperature: Temperature = 0.0
     top_k: TopK = 0
@@ -71,10 +73,11 @@ class _GenerationJson(Struct):
 
 
 def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Every id that ends an answer: the union of config.json, generation_config.json and the tokenizer.
+    """Every id that ends an answer: the union of config.json, generation_config.json and the
+    tokenizer.
 
-    They differ in practice: the tokenizer may name the end of a text and generation_config the end of a turn.
-    Errors: bad_model.
+    They differ in practice: the tokenizer may name the end of a text and generation_config the end
+    of a turn. Errors: bad_model.
     """
     ids = set(Keys(read_config(folder)).ids("eos_token_id", None))
     said = _read(folder / "generation_config.json", _GenerationJson).eos_token_id
@@ -85,8 +88,9 @@ def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults:
-    """What generation_config.json asks for. As in transformers, a model that does not say `do_sample` is greedy, and what it says of top-k,
-    top-p and min-p holds for those who ask for a temperature. Errors: bad_model, also for a value out of range."""
+    """What generation_config.json asks for. As in transformers, a model that does not say
+    `do_sample` is greedy, and what it says of top-k, top-p and min-p holds for those who ask for a
+    temperature. Errors: bad_model, also for a value out of range."""
     file = folder / "generation_config.json"
     said = _read(file, _GenerationJson)
     temperature = 1.0 if said.temperature is None else said.temperature

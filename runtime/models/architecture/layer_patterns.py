@@ -1,6 +1,8 @@
-"""Which blocks of a model see all tokens and which a window, and which rotate: read from a config, by global index. Pure: no torch.
+"""Which blocks of a model see all tokens and which a window, and which rotate: read from a config,
+by global index. Pure: no torch.
 
-`layer_types` says which blocks have the window, in every family that knows it; the functions below are what holds where it is absent.
+`layer_types` says which blocks have the window, in every family that knows it; the functions below
+are what holds where it is absent.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +48,8 @@ def all_but_every_nth(keys: Keys, num_blocks: int) -> tuple[Window, ...]:
 
 
 def _windows(keys: Keys, window: Window, slides: Sequence[bool]) -> tuple[Window, ...]:
-    """`window` for the blocks that slide: those `layer_types` names, or `slides` where it is absent."""
+    """`window` for the blocks that slide: those `layer_types` names, or `slides` where it is
+    absent."""
     kinds = keys.values.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != len(slides):
@@ -65,7 +68,8 @@ def all_blocks(keys: Keys, num_blocks: int) -> tuple[bool, ...]:
 
 
 def some_blocks(keys: Keys, num_blocks: int) -> tuple[bool, ...]:
-    """Blocks marked 1 in `no_rope_layers`; where it is absent, all but each `no_rope_layer_interval`th."""
+    """Blocks marked 1 in `no_rope_layers`; where it is absent, all but each
+    `no_rope_layer_interval`th."""
     marks = keys.values.get("no_rope_layers")
     if marks is None:
         interval = keys.size("no_rope_layer_interval", 4)

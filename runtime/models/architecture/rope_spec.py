@@ -1,6 +1,8 @@
-"""What a model's rotary embedding is, read from its config. Pure: imports no torch; `rope` computes it.
+"""What a model's rotary embedding is, read from its config. Pure: imports no torch; `rope` computes
+it.
 
-Source: `modeling_rope_utils` of transformers 5, whose older key names (`rope_scaling`, `type`, `rope_theta` beside it) are read too.
+Source: `modeling_rope_utils` of transformers 5, whose older key names (`rope_scaling`, `type`,
+`rope_theta` beside it) are read too.
 """
 
 import math
@@ -17,10 +19,12 @@ ORIGINAL: Final = "original_max_position_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding of a block. `kind` is one of `ROPE_TYPES`; fields of other kinds keep their defaults.
+    """Rotary embedding of a block. `kind` is one of `ROPE_TYPES`; fields of other kinds keep their
+    defaults.
 
-    `dim`: how many numbers of a head are rotated, from its first on. `original`: positions the model was made for before its reach was
-    stretched. `attention_factor` multiplies cos and sin. `reruns`: when a session outgrows `original`, all of it is run again.
+    `dim`: how many numbers of a head are rotated, from its first on. `original`: positions the
+    model was made for before its reach was stretched. `attention_factor` multiplies cos and sin.
+    `reruns`: when a session outgrows `original`, all of it is run again.
     """
 
     kind: str
@@ -40,7 +44,8 @@ class Rope:
 
     @property
     def by_length(self) -> bool:
-        """Whether a token's rotation depends on the length of the sequence it was run in, not on its position alone."""
+        """Whether a token's rotation depends on the length of the sequence it was run in, not on
+        its position alone."""
         return self.kind in ("dynamic", "longrope")
 
     def reach(self, max_positions: int) -> int:
@@ -64,11 +69,13 @@ def read_rope(
     original: int | None,
     reruns: bool,
 ) -> Rope:
-    """The rope that the table `rope` of `config` describes; an empty table is the default rope with base `theta`.
+    """The rope that the table `rope` of `config` describes; an empty table is the default rope with
+    base `theta`.
 
-    `renamed`: types by the names a family also gives them. `partial`: whether the family rotates a part of a head where
-    `partial_rotary_factor` says so. `original` overrides the table's. `reruns`: whether the family's longrope is `Rope.reruns`.
-    Errors: `unsupported` for an unknown type, `bad_model` for a wrong key.
+    `renamed`: types by the names a family also gives them. `partial`: whether the family rotates a
+    part of a head where `partial_rotary_factor` says so. `original` overrides the table's.
+    `reruns`: whether the family's longrope is `Rope.reruns`. Errors: `unsupported` for an unknown
+    type, `bad_model` for a wrong key.
     """
     said = rope.values.get("rope_type", rope.values.get("type", "default"))
     kind = renamed.get(said, said) if isinstance(said, str) else said
@@ -134,7 +141,8 @@ def _scaling(kind: str, rope: Keys, dim: int, max_positions: int, original: int 
 
 
 def _yarn_attention_factor(rope: Keys, factor: float) -> float:
-    """YaRN (arXiv 2309.00071), section 3.4; with `mscale` and `mscale_all_dim`, the quotient of both."""
+    """YaRN (arXiv 2309.00071), section 3.4; with `mscale` and `mscale_all_dim`, the quotient of
+    both."""
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -1,6 +1,8 @@
-"""What a decoder is made of, read from a Hugging Face `config.json`. Pure: imports no torch, so a coordinator may plan with it.
+"""What a decoder is made of, read from a Hugging Face `config.json`. Pure: imports no torch, so a
+coordinator may plan with it.
 
-Where a key is absent, the default of transformers' configuration class holds; `families` lists what each `model_type` adds to that.
+Where a key is absent, the default of transformers' configuration class holds; `families` lists what
+each `model_type` adds to that.
 """
 
 from collections.abc import Mapping
@@ -22,7 +24,8 @@ ACTIVATIONS: Final[Mapping[str, Literal["silu", "gelu_tanh"]]] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """How one block differs from others: `window`, the tokens a token sees, itself included (None: all); `rope` (None: no rotation)."""
+    """How one block differs from others: `window`, the tokens a token sees, itself included (None:
+    all); `rope` (None: no rotation)."""
 
     window: int | None
     rope: Rope | None
@@ -30,11 +33,13 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The features of one model. Sizes are counts of numbers, not bytes; `eos_ids` are those of config.json alone.
+    """The features of one model. Sizes are counts of numbers, not bytes; `eos_ids` are those of
+    config.json alone.
 
-    `blocks` are by global index. `wide_norms`: a norm's weight is applied in float32, before rounding; `norms_plus_one`: it is kept as its
-    difference from 1. `qk_norm`: q and k are normed head by head, or each over all its heads at once. `fused`: on disk, q, k and v are one
-    tensor, and gate and up another. Scales and soft-caps are factors; 1.0 and None mean that there is none.
+    `blocks` are by global index. `wide_norms`: a norm's weight is applied in float32, before
+    rounding; `norms_plus_one`: it is kept as its difference from 1. `qk_norm`: q and k are normed
+    head by head, or each over all its heads at once. `fused`: on disk, q, k and v are one tensor,
+    and gate and up another. Scales and soft-caps are factors; 1.0 and None mean that there is none.
     """
 
     model_type: str
@@ -75,18 +80,22 @@ class ModelSpec:
 
     @property
     def rope_switch(self) -> int | None:
-        """Tokens beyond which a session has to be run again from its first token, since all are rotated otherwise; None for most models."""
+        """Tokens beyond which a session has to be run again from its first token, since all are
+        rotated otherwise; None for most models."""
         ropes = (block.rope for block in self.blocks)
         return next((rope.original for rope in ropes if rope is not None and rope.reruns), None)
 
     def rope_length(self, prompt: int, history: int) -> int:
-        """What ropes that depend on the length take it to be, for tokens before it: `rope_length` of the `batch.Step`s of a session.
+        """What ropes that depend on the length take it to be, for tokens before it: `rope_length`
+        of the `batch.Step`s of a session.
 
-        `prompt` and `history` are the session's tokens when it began and now. Keys and values computed under one such length cannot
-        serve under another. 0 for most models: every token is rotated by its own position alone.
+        `prompt` and `history` are the session's tokens when it began and now. Keys and values
+        computed under one such length cannot serve under another. 0 for most models: every token is
+        rotated by its own position alone.
 
-        As transformers generates: a prompt is rotated by its whole length, and every later token by the length that ends with it, for
-        good; save that in a family whose longrope reruns, the whole history is rotated by its length, and run again when that changes.
+        As transformers generates: a prompt is rotated by its whole length, and every later token by
+        the length that ends with it, for good; save that in a family whose longrope reruns, the
+        whole history is rotated by its length, and run again when that changes.
         """
         for block in self.blocks:
             rope = block.rope
@@ -99,12 +108,14 @@ class ModelSpec:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """The spec of the model in `folder`. `bad_model` when config.json is missing or wrong, `unsupported` when zrt cannot run it."""
+    """The spec of the model in `folder`. `bad_model` when config.json is missing or wrong,
+    `unsupported` when zrt cannot run it."""
     return spec_from_config(read_config(folder))
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec a config describes. `bad_model` names a missing or ill-typed key, `unsupported` a feature zrt lacks."""
+    """The spec a config describes. `bad_model` names a missing or ill-typed key, `unsupported` a
+    feature zrt lacks."""
     keys = Keys(config)
     model_type = config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
@@ -187,7 +198,8 @@ def _activation(keys: Keys, key: str, absent: str) -> Literal["silu", "gelu_tanh
 
 
 def _ropes(keys: Keys, family: Family, head_dim: int, max_positions: int) -> tuple[Rope, Rope]:
-    """The rope of blocks that see all tokens, and that of blocks with a window. `rope_scaling`, the older name, wins over `rope_parameters`."""
+    """The rope of blocks that see all tokens, and that of blocks with a window. `rope_scaling`, the
+    older name, wins over `rope_parameters`."""
     older, newer = keys.table("rope_scaling"), keys.table("rope_parameters")
     base = keys.number("rope_theta", family.rope_theta, null=family.rope_theta)
 

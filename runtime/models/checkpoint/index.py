@@ -1,6 +1,8 @@
-"""The tensors of a model folder, by name: which file holds each, where, and in what form. From headers alone; imports no torch.
+"""The tensors of a model folder, by name: which file holds each, where, and in what form. From
+headers alone; imports no torch.
 
-The weights are `model.safetensors`, else the files that `model.safetensors.index.json` names; other files in the folder are ignored.
+The weights are `model.safetensors`, else the files that `model.safetensors.index.json` names; other
+files in the folder are ignored.
 """
 
 import re
@@ -39,7 +41,8 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class CheckpointIndex:
-    """What a model folder's safetensors files hold. A file's header is read at first need, so files of other stages may be absent."""
+    """What a model folder's safetensors files hold. A file's header is read at first need, so files
+    of other stages may be absent."""
 
     def __init__(
         self,
@@ -48,7 +51,8 @@ class CheckpointIndex:
         index: ShardIndex | None = None,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
-        """`files` says which file each tensor is in: by the index, or else by the only file's header.
+        """`files` says which file each tensor is in: by the index, or else by the only file's
+        header.
 
         `aliases` are tensors that the files hold under another name.
         """
@@ -60,7 +64,8 @@ class CheckpointIndex:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """The weights in `folder`. `bad_model` when there are none, or their only file or their index cannot be used."""
+        """The weights in `folder`. `bad_model` when there are none, or their only file or their
+        index cannot be used."""
         inventory = cls.survey(folder)
         if inventory._index is None:
             _refuse(inventory.header(folder / SINGLE_FILE).problems)
@@ -70,7 +75,8 @@ class CheckpointIndex:
 
     @classmethod
     def of(cls, files: Iterable[Path]) -> Self:
-        """The weights in these files, whatever folder they are in. `bad_model` when one cannot be used, or two hold the same tensor."""
+        """The weights in these files, whatever folder they are in. `bad_model` when one cannot be
+        used, or two hold the same tensor."""
         headers = {file: read_header(file) for file in files}
         holders: dict[str, Path] = {}
         for file, header in headers.items():
@@ -85,7 +91,8 @@ class CheckpointIndex:
 
     @classmethod
     def survey(cls, folder: Path) -> Self:
-        """The weights in `folder`, however broken: `problems` lists what is. `bad_model` only when there are none."""
+        """The weights in `folder`, however broken: `problems` lists what is. `bad_model` only when
+        there are none."""
         single, index_file = folder / SINGLE_FILE, folder / INDEX_FILE
         if single.is_file() or single.is_symlink():
             header = read_header(single)
@@ -135,7 +142,8 @@ class CheckpointIndex:
         return entry
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        """`bad_model` or `unsupported` unless tensor `name` is there, whole, in this shape and a dtype that can be read."""
+        """`bad_model` or `unsupported` unless tensor `name` is there, whole, in this shape and a
+        dtype that can be read."""
         name = self.stored(name)
         file = self._files.get(name)
         if file is not None:
@@ -145,9 +153,11 @@ class CheckpointIndex:
             raise ZrtError(wrong.kind, f"tensor {name} {wrong.message}")
 
     def matched(self, spec: ModelSpec) -> tuple[Self, ModelSpec]:
-        """This inventory and `spec` as they go together where the head is tied to the embedding; as transformers has it:
+        """This inventory and `spec` as they go together where the head is tied to the embedding; as
+        transformers has it:
 
-        files with a head besides the embedding have that head, and files with the head alone have it for the embedding, too.
+        files with a head besides the embedding have that head, and files with the head alone have
+        it for the embedding, too.
         """
         if not spec.tied or HEAD not in self._files:
             return self, spec
@@ -158,7 +168,8 @@ class CheckpointIndex:
         return twin, spec
 
     def problems(self, shapes: Shapes) -> list[Problem]:
-        """All that keeps the tensors of `shapes` from being read. Looks into every file; reads no data."""
+        """All that keeps the tensors of `shapes` from being read. Looks into every file; reads no
+        data."""
         found = [Problem("bad_model", message) for message in (self._index.problems if self._index else ())]
         for file in self.files:
             found += [Problem("bad_model", message) for message in self.header(file).problems]
@@ -172,7 +183,8 @@ class CheckpointIndex:
         return found
 
     def _is_blamed(self, name: str) -> bool:
-        """Whether a problem of its file, or of the index, says already why a tensor is not there."""
+        """Whether a problem of its file, or of the index, says already why a tensor is not
+        there."""
         if self._index is not None and (not self._index.readable or name in self._index.damaged):
             return True
         file = self._files.get(name)
@@ -210,7 +222,8 @@ class CheckpointIndex:
         return f"is missing from the checkpoint in {self.folder}"
 
     def _ambiguous(self, name: str) -> Problem | None:
-        """A tensor of the index that another file holds as well: nothing tells which of them is right."""
+        """A tensor of the index that another file holds as well: nothing tells which of them is
+        right."""
         file = self._files.get(name)
         others = [str(other) for other in self.files if other != file and name in self.header(other).tensors]
         if file is None or name not in self.header(file).tensors or not others:
@@ -221,7 +234,8 @@ class CheckpointIndex:
 
     @cached_property
     def _quantised(self) -> Mapping[str, str]:
-        """The modules whose weight is quantised, each with the name, within it, of a tensor that tells so."""
+        """The modules whose weight is quantised, each with the name, within it, of a tensor that
+        tells so."""
         found = {}
         for name in self._files:
             module, _, part = name.rpartition(".")
@@ -246,7 +260,8 @@ def _instead(folder: Path) -> str:
 
 
 def _brief(names: Iterable[str]) -> list[str]:
-    """Names of tensors, those that differ in nothing but the block as one: `model.layers.{0-3,7}.mlp.up_proj.weight`."""
+    """Names of tensors, those that differ in nothing but the block as one:
+    `model.layers.{0-3,7}.mlp.up_proj.weight`."""
     groups: dict[tuple[str, str], list[int]] = {}
     for name in names:
         match = re.fullmatch(r"(.*?\.)(\d+)(\..*)", name)

@@ -1,9 +1,11 @@
-"""The layers of a model as files that travel: what a master says of those it offers, before any of them.
+"""The layers of a model as files that travel: what a master says of those it offers, before any of
+them.
 
-One safetensors file a layer, with the tensors of that layer as they are stored, and `manifest.json`, which names all files with their sizes and
-the SHA-256 of every piece of PIECE_BYTES. The SHA-256 of the manifest is the offer's `model_hash`, so that it names configuration and weights.
-A master puts its files together as they are read (offer.py); a worker keeps them (store.py). Either side hashes each byte once, while
-it passes.
+One safetensors file a layer, with the tensors of that layer as they are stored, and
+`manifest.json`, which names all files with their sizes and the SHA-256 of every piece of
+PIECE_BYTES. The SHA-256 of the manifest is the offer's `model_hash`, so that it names configuration
+and weights. A master puts its files together as they are read (offer.py); a worker keeps them
+(store.py). Either side hashes each byte once, while it passes.
 """
 
 import hashlib

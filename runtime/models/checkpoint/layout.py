@@ -1,6 +1,8 @@
-"""Which tensors a model's checkpoint holds, their shapes, and the bytes they take: pure arithmetic, for loading and for planning.
+"""Which tensors a model's checkpoint holds, their shapes, and the bytes they take: pure arithmetic,
+for loading and for planning.
 
-Names are those of the Hugging Face checkpoints (`model.layers.N.self_attn.q_proj.weight`, …); a matrix is stored `[out, in]`.
+Names are those of the Hugging Face checkpoints (`model.layers.N.self_attn.q_proj.weight`, …); a
+matrix is stored `[out, in]`.
 """
 
 from collections.abc import Mapping
@@ -20,7 +22,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def block_name(block: int, part: str) -> str:
-    """The full name of a block's tensor; `block` is the global index, `part` a key of `block_shapes`."""
+    """The full name of a block's tensor; `block` is the global index, `part` a key of
+    `block_shapes`."""
     return f"model.layers.{block}.{part}"
 
 
@@ -62,7 +65,8 @@ def _projection(name: str, shape: tuple[int, int], bias: bool) -> Shapes:
 
 
 def end_shapes(spec: ModelSpec, embedding: bool, head: bool) -> Shapes:
-    """The tensors of the model's two ends: the embedding, norm and head; a tied pair is one tensor."""
+    """The tensors of the model's two ends: the embedding, norm and head; a tied pair is one
+    tensor."""
     matrix = (spec.vocab_size, spec.hidden_size)
     shapes: Shapes = {}
     if embedding:
@@ -95,12 +99,14 @@ def embedding_bytes(spec: ModelSpec, dtype: str) -> int:
 
 
 def head_bytes(spec: ModelSpec, dtype: str) -> int:
-    """Final norm and head of the last stage, bytes; a tied head counts in full, since a stage without the embedding holds its own."""
+    """Final norm and head of the last stage, bytes; a tied head counts in full, since a stage
+    without the embedding holds its own."""
     return (spec.vocab_size + 1) * spec.hidden_size * DTYPE_BYTES[dtype]
 
 
 def shard_bytes(spec: ModelSpec, first: int, last: int, dtype: str) -> int:
-    """Weights of a shard with blocks `first..last` (inclusive), bytes: what `Shard.nbytes` will be."""
+    """Weights of a shard with blocks `first..last` (inclusive), bytes: what `Shard.nbytes` will
+    be."""
     return _bytes(shard_shapes(spec, first, last), dtype)
 
 

@@ -1,4 +1,5 @@
-"""Whether zrt can run the model in a folder, and what it is: from config, headers and tokenizer, before any process starts. No torch."""
+"""Whether zrt can run the model in a folder, and what it is: from config, headers and tokenizer,
+before any process starts. No torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +23,9 @@ SHOWN: Final = 8
 
 
 class Report(msgspec.Struct):
-    """A model as it was found. What could not be told is None; `weight_bytes` and `dtypes` count the tensors that are used, as they
-    lie in the files; `context` is in tokens. It can be run unless there are `problems`; `notes` are good to know."""
+    """A model as it was found. What could not be told is None; `weight_bytes` and `dtypes` count
+    the tensors that are used, as they lie in the files; `context` is in tokens. It can be run
+    unless there are `problems`; `notes` are good to know."""
 
     model: str
     family: str | None = None
@@ -48,7 +50,8 @@ class Report(msgspec.Struct):
 
 
 def inspect(folder: Path) -> Report:
-    """Look at everything that a model folder needs, and list all that is wrong with it. Does not raise."""
+    """Look at everything that a model folder needs, and list all that is wrong with it. Does not
+    raise."""
     report = Report(str(folder))
     spec, tokenizer = None, None
     with _blaming(report):
@@ -75,7 +78,8 @@ def inspect(folder: Path) -> Report:
 
 @contextmanager
 def _blaming(report: Report) -> Iterator[None]:
-    """A ZrtError is a problem of the report, said once, however many readers of a file come upon it."""
+    """A ZrtError is a problem of the report, said once, however many readers of a file come upon
+    it."""
     try:
         yield
     except ZrtError as error:
@@ -85,7 +89,8 @@ def _blaming(report: Report) -> Iterator[None]:
 
 
 def require_weights(folder: Path, spec: ModelSpec) -> ModelSpec:
-    """Refuse weights that cannot be read, as the first problem's kind, with what `zrt check` would list.
+    """Refuse weights that cannot be read, as the first problem's kind, with what `zrt check` would
+    list.
 
     Returns the spec to plan by: the files have the last word on a tied head.
     """
@@ -100,7 +105,8 @@ def require_weights(folder: Path, spec: ModelSpec) -> ModelSpec:
 
 
 def found_spec(folder: Path, spec: ModelSpec) -> ModelSpec:
-    """The spec to plan by, as `require_weights` returns it; `spec` itself where the files are broken or not there yet."""
+    """The spec to plan by, as `require_weights` returns it; `spec` itself where the files are
+    broken or not there yet."""
     try:
         return CheckpointIndex.open(folder).matched(spec)[1]
     except ZrtError:

@@ -1,7 +1,8 @@
 """What lies where in safetensors files, checked before anything is read. Pure.
 
-Format (https://huggingface.co/docs/safetensors): 8 bytes of header length, little-endian; a JSON header; the data, which the tensors
-fill without overlaps and without holes. A model in several files has a JSON index that maps each tensor's name to its file.
+Format (https://huggingface.co/docs/safetensors): 8 bytes of header length, little-endian; a JSON
+header; the data, which the tensors fill without overlaps and without holes. A model in several
+files has a JSON index that maps each tensor's name to its file.
 """
 
 import json
@@ -25,7 +26,8 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
-"""Bytes of one number, by the format's name of its dtype; the sub-byte dtypes, which zrt does not read, are left out."""
+"""Bytes of one number, by the format's name of its dtype; the sub-byte dtypes, which zrt does not
+read, are left out."""
 GIT_LFS: Final = b"version https://git-lfs"
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -39,7 +41,8 @@ class _HeaderEntry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor in a file. `dtype` is the format's name; `begin` is its first byte, counted from the start of the file."""
+    """A tensor in a file. `dtype` is the format's name; `begin` is its first byte, counted from the
+    start of the file."""
 
     file: Path
     dtype: str
@@ -52,7 +55,8 @@ class TensorEntry:
 class SafetensorsHeader:
     """The tensors of one file, and all that is wrong with it, in words that name the file.
 
-    A tensor whose own entry is wrong is in `damaged` instead of `tensors`. A file that is not `readable` has neither.
+    A tensor whose own entry is wrong is in `damaged` instead of `tensors`. A file that is not
+    `readable` has neither.
     """
 
     tensors: Mapping[str, TensorEntry]
@@ -63,7 +67,8 @@ class SafetensorsHeader:
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """The file of each tensor, by an index file, and all that is wrong with the index, in words that name it.
+    """The file of each tensor, by an index file, and all that is wrong with the index, in words
+    that name it.
 
     `damaged` are the tensors whose file it does not say in a way that can be used.
     """
@@ -134,7 +139,8 @@ def read_index(index: Path) -> ShardIndex:
 
 
 def open_file(file: Path) -> int:
-    """A descriptor for reading a regular file, or a link to one; the caller's to close. ZrtError bad_model."""
+    """A descriptor for reading a regular file, or a link to one; the caller's to close. ZrtError
+    bad_model."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -171,7 +177,8 @@ def _object(text: bytes) -> tuple[dict[str, Any], list[str]]:
 
 
 def _header(file: Path, entries: Mapping[str, Any], twice: list[str], data: int, size: int) -> SafetensorsHeader:
-    """The header with these entries, checked. `data` is where the file's data begins, `size` the size of the file."""
+    """The header with these entries, checked. `data` is where the file's data begins, `size` the
+    size of the file."""
     problems = [f"{file} is damaged: its header names {name} twice" for name in twice]
     tensors, damaged = {}, set()
     for name, raw in entries.items():

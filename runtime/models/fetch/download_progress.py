@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Final
 
 Progress = Callable[[int, int, str], None]
-"""Called with (done, total, what), `what` being the same while one thing goes on: bytes for a download, else steps."""
+"""Called with (done, total, what), `what` being the same while one thing goes on: bytes for a
+download, else steps."""
 
 POLL_S: Final = 0.2
 """Seconds between two looks at work that another process or library does."""
 STALL_S: Final = 300.0
-"""Seconds that a download may pass without a new byte; time-outs and retries of those who download come first."""
+"""Seconds that a download may pass without a new byte; time-outs and retries of those who download
+come first."""
 
 
 def ignore(done: int, total: int, what: str) -> None:

@@ -1,4 +1,5 @@
-"""Models of the Hugging Face hub, through huggingface_hub's cache, which other programs on the machine share."""
+"""Models of the Hugging Face hub, through huggingface_hub's cache, which other programs on the
+machine share."""
 
 import json
 import time
@@ -12,14 +13,15 @@ from zrt.runtime.models.fetch.download_progress import POLL_S, Growth, Progress
 from zrt.runtime.watchdog import beside
 
 ANSWER_S: Final = 8.0
-"""Seconds for the hub to say what a model consists of. Connecting, resolving names and all retries are in it."""
+"""Seconds for the hub to say what a model consists of. Connecting, resolving names and all retries
+are in it."""
 IGNORED: Final = ["*/*", "consolidated*"]
 """Other formats in sub-folders, and the second copy of the weights that some models carry."""
 
 
 def hub_folder(ref: str, weights: bool, progress: Progress) -> Path:
-    """The snapshot folder of the model `ref` ("owner/name") with its *.json and *.jinja files and, if `weights`, its
-    *.safetensors.
+    """The snapshot folder of the model `ref` ("owner/name") with its *.json and *.jinja files and,
+    if `weights`, its *.safetensors.
 
     A snapshot that is whole in the cache is taken without a look at the hub. Errors: bad_model.
     """

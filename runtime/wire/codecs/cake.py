@@ -1,9 +1,12 @@
-"""Cake's bytes, for native Cake peers: frames of an 8-byte header and a payload as the speedy encoder writes it, big-endian.
+"""Cake's bytes, for native Cake peers: frames of an 8-byte header and a payload as the speedy
+encoder writes it, big-endian.
 
-There are two tables of message tags, and the bytes do not tell which one a peer speaks: `SEED` (12 messages, the documented one) and `HEAD`
-(13, with ModelDataResume, and chunks that may be compressed and carry a CRC-32). Whoever reads or writes names one of them.
+There are two tables of message tags, and the bytes do not tell which one a peer speaks: `SEED` (12
+messages, the documented one) and `HEAD` (13, with ModelDataResume, and chunks that may be
+compressed and carry a CRC-32). Whoever reads or writes names one of them.
 
-The reference reader ignores bytes of a payload after the message; here they are refused, since they mean that the peer speaks the other table.
+The reference reader ignores bytes of a payload after the message; here they are refused, since they
+mean that the peer speaks the other table.
 """
 
 import hashlib
@@ -38,7 +41,8 @@ NONCE_BYTES: Final = 32
 
 
 class PackedChunk(Struct):
-    """HEAD's ModelDataChunk. `checksum` is CRC-32 (zlib's) of `data` as it travels; `compressed` data is one zstd frame.
+    """HEAD's ModelDataChunk. `checksum` is CRC-32 (zlib's) of `data` as it travels; `compressed`
+    data is one zstd frame.
 
     Neither is looked at here.
     """
@@ -81,7 +85,8 @@ HEAD: Final = MessageTable("head", (*_SHARED, PackedChunk, ModelDataDone, ModelD
 
 
 def write(message: Struct, table: MessageTable) -> bytes:
-    """One frame. ValueError: the table has no such message, or a number or the payload is too large."""
+    """One frame. ValueError: the table has no such message, or a number or the payload is too
+    large."""
     kind = type(message)
     if kind not in table.messages:
         raise ValueError(f"{kind.__name__} is not a message of the {table.name} table")
@@ -107,7 +112,8 @@ def payload_size(header: bytes | memoryview) -> int:
 
 
 def read(frame: bytes | memoryview, table: MessageTable) -> tuple[Struct, int]:
-    """The first message of a buffer and how many bytes it takes; its data is a slice of the buffer. Undecodable: not all there, or not one."""
+    """The first message of a buffer and how many bytes it takes; its data is a slice of the buffer.
+    Undecodable: not all there, or not one."""
     view = memoryview(frame)
     end = HEADER_BYTES + payload_size(view[:HEADER_BYTES])
     if len(view) < end:
@@ -132,14 +138,16 @@ def read_payload(payload: memoryview, table: MessageTable) -> Struct:
 
 
 def proof(key: bytes, nonce: bytes) -> bytes:
-    """What shows a peer, before any frame, that we hold the cluster's key: the answer to its 32-byte nonce.
+    """What shows a peer, before any frame, that we hold the cluster's key: the answer to its
+    32-byte nonce.
 
-    The master begins with its nonce; the worker sends its proof of that and a nonce of its own; the master sends its proof.
+    The master begins with its nonce; the worker sends its proof of that and a nonce of its own; the
+    master sends its proof.
     """
     return hmac.digest(key, nonce, hashlib.sha256)
 
 
-# ---- speedy's primitives --------------------------------------------------------------------------------------------
+# ---- speedy's primitives -------------------------------------------------------------------------
 
 
 class _Reader:

@@ -1,8 +1,10 @@
 """helexa's JSON messages, as serde_json reads and writes them (messages/ranks.py).
 
-A typed decode would take a key given twice, -0 and 1.0 for integers, and any depth, and would not know the array form `["op", field, …]`.
-So the text is parsed with hooks and the result converted. What is refused: bytes after the value, `op` or a known field given twice, numbers that
-are not plain integers of 64 bits where one belongs, lone surrogates, nesting deeper than `MAX_DEPTH`. Unknown fields may hold anything.
+A typed decode would take a key given twice, -0 and 1.0 for integers, and any depth, and would not
+know the array form `["op", field, …]`. So the text is parsed with hooks and the result converted.
+What is refused: bytes after the value, `op` or a known field given twice, numbers that are not
+plain integers of 64 bits where one belongs, lone surrogates, nesting deeper than `MAX_DEPTH`.
+Unknown fields may hold anything.
 """
 
 import json

@@ -1,9 +1,11 @@
-"""KwaaiNet's two messages as MessagePack: written as KwaaiNet documents them, read as its reference decoder (rmp-serde) reads them.
+"""KwaaiNet's two messages as MessagePack: written as KwaaiNet documents them, read as its reference
+decoder (rmp-serde) reads them.
 
-The usual form, a map of exactly the five known keys with `data` as bin, is a typed decode. Everything else goes through the tolerant
-reader: `data` as an array of integers (what KwaaiNet writes), `shape` as bin, keys in any order, as bin or as the field's index, unknown
-keys, the positional form, enums as index, bin or {name: nil}. A repeated key is refused. Where laxness would lose data zrt is
-stricter than the reference: bytes after the value are refused.
+The usual form, a map of exactly the five known keys with `data` as bin, is a typed decode.
+Everything else goes through the tolerant reader: `data` as an array of integers (what KwaaiNet
+writes), `shape` as bin, keys in any order, as bin or as the field's index, unknown keys, the
+positional form, enums as index, bin or {name: nil}. A repeated key is refused. Where laxness would
+lose data zrt is stricter than the reference: bytes after the value are refused.
 
 `shape` is not compared with `data` here; see wire/inference.py.
 """
@@ -28,14 +30,16 @@ _response: Final = msgspec.msgpack.Decoder(InferenceResponse)
 
 
 def write(message: InferenceRequest | InferenceResponse, *, array: bool = False) -> bytes:
-    """One message, keys in declaration order, integers in the shortest form; `data` as bin, or with `array` as documented: integers."""
+    """One message, keys in declaration order, integers in the shortest form; `data` as bin, or with
+    `array` as documented: integers."""
     if not array:
         return _encoder.encode(message)
     return _encoder.encode({**msgspec.structs.asdict(message), "data": list(bytes(message.data))})
 
 
 def read_request(frame: memoryview) -> InferenceRequest:
-    """Undecodable if the reference decoder would refuse it. `data` is a slice of the frame where it is bin."""
+    """Undecodable if the reference decoder would refuse it. `data` is a slice of the frame where it
+    is bin."""
     if len(frame) > 0 and frame[0] == _MAP_OF_5:
         try:
             return _request.decode(frame)
@@ -45,7 +49,8 @@ def read_request(frame: memoryview) -> InferenceRequest:
 
 
 def read_response(frame: memoryview) -> InferenceResponse:
-    """Undecodable if the reference decoder would refuse it. `data` is a slice of the frame where it is bin."""
+    """Undecodable if the reference decoder would refuse it. `data` is a slice of the frame where it
+    is bin."""
     if len(frame) > 0 and frame[0] == _MAP_OF_5:
         try:
             return _response.decode(frame)
@@ -58,7 +63,8 @@ Readers = dict[str, Callable[[Walker], object]]
 
 
 def _fields(frame: memoryview, readers: Readers, absent: dict[str, object] | None = None) -> dict[str, Any]:
-    """Field name -> value, from a map or from an array of all fields in order; `absent` gives what a map may leave out."""
+    """Field name -> value, from a map or from an array of all fields in order; `absent` gives what
+    a map may leave out."""
     walker = Walker(frame)
     names = list(readers)
     values: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""A MessagePack reader that goes value by value, for what a typed decode hides: repeated keys, int keys, ext, strings that are not UTF-8.
+"""A MessagePack reader that goes value by value, for what a typed decode hides: repeated keys, int
+keys, ext, strings that are not UTF-8.
 
 It never recurses, allocates nothing on the word of a length, and gives up after `MAX_VALUES`.
 """
@@ -12,9 +13,11 @@ from zrt.runtime.wire.codecs import Undecodable
 Family = Literal["nil", "bool", "unsigned", "signed", "float", "str", "bin", "array", "map", "ext"]
 
 MAX_DEPTH: Final = 1022
-"""Containers inside one another in a value that is skipped; rmp-serde's limit of 1024 less the message and the value's own level."""
+"""Containers inside one another in a value that is skipped; rmp-serde's limit of 1024 less the
+message and the value's own level."""
 MAX_VALUES: Final = 1_000_000
-"""Values read one by one in one message, so that a hostile frame cannot hold the caller for long. Runs of octets do not count."""
+"""Values read one by one in one message, so that a hostile frame cannot hold the caller for long.
+Runs of octets do not count."""
 
 _HEADS: Final[dict[int, tuple[Family, int]]] = {
     0xC0: ("nil", 0),
@@ -51,7 +54,8 @@ _integers: Final = msgspec.msgpack.Decoder(list[int])
 
 
 class Walker:
-    """Reads one frame from front to back. Every method raises Undecodable where the bytes end or are something else."""
+    """Reads one frame from front to back. Every method raises Undecodable where the bytes end or
+    are something else."""
 
     __slots__ = ("_values", "data", "pos")
 
@@ -69,7 +73,8 @@ class Walker:
         return self.data[start:end]
 
     def head(self) -> tuple[Family, int]:
-        """The next value's family with its number, length in bytes, or count of items; what follows is left to the caller."""
+        """The next value's family with its number, length in bytes, or count of items; what follows
+        is left to the caller."""
         self._values += 1
         if self._values > MAX_VALUES:
             raise Undecodable(f"more than {MAX_VALUES} values")
@@ -133,8 +138,9 @@ class Walker:
     def octets(self, count: int) -> memoryview:
         """`count` integers in 0..255, the items of an array whose head was read, as bytes.
 
-        Runs in the shortest form are decoded together: n bytes hold n items less one for each marker cc, and of a pair of cc the
-        second is an operand. The decoder checks the guess; what it refuses is read one item at a time.
+        Runs in the shortest form are decoded together: n bytes hold n items less one for each
+        marker cc, and of a pair of cc the second is an operand. The decoder checks the guess; what
+        it refuses is read one item at a time.
         """
         out = bytearray()
         while len(out) < count:

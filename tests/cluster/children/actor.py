@@ -1,5 +1,5 @@
-"""An actor's process as `zrt actor KIND` runs one. Words: `good`, `stubborn` (does not stop), `great` (says what a collection looks at),
-`taken=ENDPOINT`, `bug`."""
+"""An actor's process as `zrt actor KIND` runs one. Words: `good`, `stubborn` (does not stop),
+`great` (says what a collection looks at), `taken=ENDPOINT`, `bug`."""
 
 import asyncio
 import gc

@@ -1,4 +1,5 @@
-"""A supervisor to be killed: starts children that each start one of their own, and writes all their process ids to the folder given."""
+"""A supervisor to be killed: starts children that each start one of their own, and writes all their
+process ids to the folder given."""
 
 import asyncio
 import os

@@ -1,4 +1,5 @@
-"""Kernels of the decoder on NVIDIA GPUs, in Triton. Each computes in float32 and rounds its result once.
+"""Kernels of the decoder on NVIDIA GPUs, in Triton. Each computes in float32 and rounds its result
+once.
 
 All take part in programmatic dependent launch (dependent_launch.py).
 """
@@ -61,7 +62,8 @@ def place_heads(
     ROTATE: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    """Norm and rotate TOGETHER heads of one row of [q | k | v]: queries in place, keys and values into the pool at the row's slot."""
+    """Norm and rotate TOGETHER heads of one row of [q | k | v]: queries in place, keys and values
+    into the pool at the row's slot."""
     row = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
     d = tl.arange(0, PADDED)[None, :]
@@ -121,9 +123,11 @@ def attend(
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attention of one token: a program does the query heads of one kv head over one of SPLITS parts of one session's history.
+    """Attention of one token: a program does the query heads of one kv head over one of SPLITS
+    parts of one session's history.
 
-    With one split it writes `out`; with several, float32 sums [session, head, split, dim] to `part` and (maximum, weight) to `stat`.
+    With one split it writes `out`; with several, float32 sums [session, head, split, dim] to `part`
+    and (maximum, weight) to `stat`.
     """
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -187,8 +191,8 @@ def combine(
     PADDED: tl.constexpr,
     TILED: tl.constexpr,
 ):
-    """The parts that `attend` left of one head of one session, or `attend_tile` (TILED) of one row, put together. The latter does not write parts
-    that have no weight."""
+    """The parts that `attend` left of one head of one session, or `attend_tile` (TILED) of one row,
+    put together. The latter does not write parts that have no weight."""
     head = tl.program_id(0)
     session = tl.program_id(1)
     split = tl.arange(0, SPLITS)
@@ -224,10 +228,11 @@ def one_row_product(
     GATE: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """A product with one row of x: ROWS outputs a program, each over all inputs, with what stands around it.
+    """A product with one row of x: ROWS outputs a program, each over all inputs, with what stands
+    around it.
 
-    NORM: of RMSNorm(x), whose scale is found beside the product and applied after it. GATE: the weight is [gate | up], and
-    silu(gate) * up comes out. ADD: to what is in `out`.
+    NORM: of RMSNorm(x), whose scale is found beside the product and applied after it. GATE: the
+    weight is [gate | up], and silu(gate) * up comes out. ADD: to what is in `out`.
     """
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, CHUNK)
@@ -272,7 +277,8 @@ def one_row_product(
 
 @triton.jit
 def best_of_tile(logits_ptr, top_ptr, index_ptr, width, TILE: tl.constexpr):
-    """The greatest logit of one tile of one row, and the first token that has it; not a number if any of them is not."""
+    """The greatest logit of one tile of one row, and the first token that has it; not a number if
+    any of them is not."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     token = tile * TILE + tl.arange(0, TILE)

@@ -1,4 +1,5 @@
-"""Attention of prompts on NVIDIA GPUs, in Triton: many tokens of a session at a time, straight from its pages. See triton_kernels."""
+"""Attention of prompts on NVIDIA GPUs, in Triton: many tokens of a session at a time, straight from
+its pages. See triton_kernels."""
 
 import triton
 import triton.language as tl
@@ -32,8 +33,9 @@ def look(
     PADDED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attention of queries [n, PADDED] over tokens `low..high` of a history with `end` tokens, as far as they see them; on top of what they have
-    found before: of each query the greatest score (as a power of two), the sum of weights relative to it, and that of values."""
+    """Attention of queries [n, PADDED] over tokens `low..high` of a history with `end` tokens, as
+    far as they see them; on top of what they have found before: of each query the greatest score
+    (as a power of two), the sum of weights relative to it, and that of values."""
     d = tl.arange(0, PADDED)
     inside = (d < DIM)[None, :]
     for start in tl.range(low, high, TILE, num_stages=STAGES):
@@ -91,11 +93,13 @@ def attend_tile(
     PADDED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Causal attention of one query head of up to QUERIES tokens that follow each other in a session, over one of SPLITS parts of its history.
+    """Causal attention of one query head of up to QUERIES tokens that follow each other in a
+    session, over one of SPLITS parts of its history.
 
-    `tile` int32 [tiles, 4]: of each its first row in the batch, how many rows (0: there is nothing to do), that row's position in the session,
-    and which of `table` is the session's. The last are begun first: in a prompt they have the most to do. With one split it writes `out`; with
-    several, float32 sums [row, head, split, dim] to `part`, if it has any, and (maximum, weight) to `stat`.
+    `tile` int32 [tiles, 4]: of each its first row in the batch, how many rows (0: there is nothing
+    to do), that row's position in the session, and which of `table` is the session's. The last are
+    begun first: in a prompt they have the most to do. With one split it writes `out`; with several,
+    float32 sums [row, head, split, dim] to `part`, if it has any, and (maximum, weight) to `stat`.
     """
     head = tl.program_id(0)
     at_tile = tile_ptr + (tl.num_programs(1) - 1 - tl.program_id(1)) * 4

@@ -1,7 +1,9 @@
-"""Programmatic dependent launch, where the GPUs have it: a kernel may start while the one before it ends.
+"""Programmatic dependent launch, where the GPUs have it: a kernel may start while the one before it
+ends.
 
-It loads what nobody writes (weights), and waits before it touches anything else. As every program waits, whatever ran earlier is complete then.
-GPUs before compute capability 9.0 lack it: kernels wait for each other as a whole there.
+It loads what nobody writes (weights), and waits before it touches anything else. As every program
+waits, whatever ran earlier is complete then. GPUs before compute capability 9.0 lack it: kernels
+wait for each other as a whole there.
 """
 
 from typing import Final

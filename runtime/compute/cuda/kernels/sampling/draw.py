@@ -1,6 +1,8 @@
-"""Kernels that draw tokens from logits on NVIDIA GPUs, in Triton: what sampling.Sampler.pick does once triton_cuts has found what is kept.
+"""Kernels that draw tokens from logits on NVIDIA GPUs, in Triton: what sampling.Sampler.pick does
+once triton_cuts has found what is kept.
 
-A token is the inverse of the cumulative distribution at the row's number, in the order of ids: first its tile is found, then its place there.
+A token is the inverse of the cumulative distribution at the row's number, in the order of ids:
+first its tile is found, then its place there.
 """
 
 import triton
@@ -43,7 +45,8 @@ def choose(
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Of one row: float64 result [2, rows], the greatest logit and the token where the cumulative distribution passes the row's number."""
+    """Of one row: float64 result [2, rows], the greatest logit and the token where the cumulative
+    distribution passes the row's number."""
     row = tl.program_id(0)
     wait()
     launch_dependents()

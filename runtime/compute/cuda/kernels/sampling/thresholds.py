@@ -1,16 +1,21 @@
-"""Kernels that find where top-k, top-p and min-p cut off logits on NVIDIA GPUs, in Triton: sampling.restrict for all rows at once, without a sort.
+"""Kernels that find where top-k, top-p and min-p cut off logits on NVIDIA GPUs, in Triton:
+sampling.restrict for all rows at once, without a sort.
 
-A restriction is a cut: the greatest logit such that what is not below it weighs enough. For top-k every token weighs 1, and k is enough; for
-top-p a token weighs its probability. A bracket of cuts is narrowed, `lo <= cut < hi`: each launch weighs CUTS places inside it, every tile of
-the row for itself, and the next launch begins by putting the tiles together. Then the few tokens still in the bracket are collected, and one
-program a row bisects among them. Where they are too many it bisects among the whole row, which is slow, and equally right.
+A restriction is a cut: the greatest logit such that what is not below it weighs enough. For top-k
+every token weighs 1, and k is enough; for top-p a token weighs its probability. A bracket of cuts
+is narrowed, `lo <= cut < hi`: each launch weighs CUTS places inside it, every tile of the row for
+itself, and the next launch begins by putting the tiles together. Then the few tokens still in the
+bracket are collected, and one program a row bisects among them. Where they are too many it bisects
+among the whole row, which is slow, and equally right.
 
-Cuts are images: logits as integers of the same order. Masses are float64, relative to the greatest logit. Sums have a fixed order, so that a
-row's token depends on nothing but the row.
+Cuts are images: logits as integers of the same order. Masses are float64, relative to the greatest
+logit. Sums have a fixed order, so that a row's token depends on nothing but the row.
 
-A state is RECORD numbers a row, float64: lo, hi, the weight from hi on, what is enough, the greatest logit (not a number if nothing is to be
-drawn), and from CUTS on the places that were weighed. A part is PART numbers a tile, float64: the weights from each place to hi, and the
-greatest and the least image in the bracket. Knobs are KNOBS numbers a row, float64: temperature, top_k, top_p, min_p and a number in [0, 1).
+A state is RECORD numbers a row, float64: lo, hi, the weight from hi on, what is enough, the
+greatest logit (not a number if nothing is to be drawn), and from CUTS on the places that were
+weighed. A part is PART numbers a tile, float64: the weights from each place to hi, and the greatest
+and the least image in the bracket. Knobs are KNOBS numbers a row, float64: temperature, top_k,
+top_p, min_p and a number in [0, 1).
 """
 
 import triton
@@ -29,7 +34,8 @@ BOTTOM = tl.constexpr(-2139095040)
 FAR = tl.constexpr(1 << 40)
 """Beyond all images."""
 REACH = tl.constexpr(64.0)
-"""How far below the greatest logit the first places begin, in units of temperature for masses; each is half as far as the one before."""
+"""How far below the greatest logit the first places begin, in units of temperature for masses; each
+is half as far as the one before."""
 
 
 @triton.jit
@@ -138,7 +144,8 @@ def narrow(
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Weigh CUTS places of the bracket in one tile of one row. STEP counts from 0; the first of all needs no state before it."""
+    """Weigh CUTS places of the bracket in one tile of one row. STEP counts from 0; the first of all
+    needs no state before it."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     wait()
@@ -210,7 +217,8 @@ def collect(
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """The images of one tile that are still in the bracket, as many as a segment has room for, and how many there are."""
+    """The images of one tile that are still in the bracket, as many as a segment has room for, and
+    how many there are."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     wait()
@@ -245,7 +253,8 @@ def settle(
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """The cut of one row. After top-k comes the bracket of top-p; after top-p, in place of `lo`, how far below the greatest logit a token may be."""
+    """The cut of one row. After top-k comes the bracket of top-p; after top-p, in place of `lo`,
+    how far below the greatest logit a token may be."""
     row = tl.program_id(0)
     wait()
     launch_dependents()
