@@ -24,7 +24,9 @@ gpu-test: dev
 lint: .venv/test dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p zrt.runtime -p zrt.actors -p zrt.tui
+	$(BIN)/mypy -p zrt.runtime -p zrt.actors -p zrt.tui -p support
+	PYTHONPATH=.dev $(BIN)/lint-imports
+	$(BIN)/vulture
 
 ## the full fault matrices (long)
 chaos: .venv/test

@@ -1,20 +1,41 @@
-"""Endpoints as people write them."""
+"""Endpoints as people write them: tcp://HOST:PORT."""
 
 import ipaddress
 import re
+from typing import Final
+
+from zrt.runtime.errors import ZrtError
+
+WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})
+"""Hosts that name every interface of a machine, and so none that others could connect to."""
+_ENDPOINT: Final = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]@?#]+))(?::(\d{1,5}|\*))?", re.ASCII)
+
+
+def split_endpoint(text: str) -> tuple[str, int]:
+    """Return host and port of "tcp://HOST[:PORT]"; no port, or "*", is 0.
+
+    An IPv6 host stands in brackets, which are taken off; a host "*" reads "0.0.0.0". Raises
+    ZrtError bad_config.
+    """
+    match = _ENDPOINT.fullmatch(text)
+    port = 0 if match is None or match[3] in (None, "*") else int(match[3])
+    if match is None or port > 65535:
+        raise ZrtError("bad_config", f"{text!r} is not an endpoint: expected tcp://HOST:PORT")
+    host = match[1] or match[2]
+    return ("0.0.0.0" if host == "*" else host), port
 
 
 def endpoint(text: str) -> tuple[str, int]:
-    """Host and port of "tcp://HOST:PORT"; an IPv6 host stands in brackets, which are taken off.
+    """Return host, as it is written, and port of an endpoint that names its port in digits.
     Raises ValueError."""
-    match = re.fullmatch(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+)):(\d{1,5})", text, re.ASCII)
-    if match is None or int(match[3]) > 65535:
+    match = _ENDPOINT.fullmatch(text)
+    if match is None or match[3] in (None, "*") or int(match[3]) > 65535:
         raise ValueError(f'{text!r} is no endpoint; write tcp://HOST:PORT, such as "tcp://127.0.0.1:7411"')
     return match[1] or match[2], int(match[3])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Return whether only this machine reaches `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -22,23 +43,18 @@ def is_loopback(host: str) -> bool:
 
 
 def advertised(text: str) -> tuple[str, int]:
-    """Host and port (0: not given) of "tcp://HOST" or "tcp://HOST:PORT", for others to connect to.
-    Raises ValueError."""
+    """Return host and port (0: not given) of what others are to connect to. Raises ValueError."""
     try:
-        host, port = endpoint(text)
-    except ValueError:
-        try:
-            host, port = endpoint(f"{text}:0")
-        except ValueError:
-            raise ValueError(f"{text!r} cannot be advertised; write tcp://HOST or tcp://HOST:PORT") from None
-    if host in ("*", "0.0.0.0", "::"):
+        host, port = split_endpoint(text)
+    except ZrtError:
+        raise ValueError(f"{text!r} cannot be advertised; write tcp://HOST or tcp://HOST:PORT") from None
+    if host in WILDCARDS:
         raise ValueError(f"{text!r} cannot be advertised: it names no host")
     return host, port
 
 
 def port_unknown(advertise: str | None, listen: str) -> str:
-    """What is wrong if a port is advertised, but any is listened on: nobody could lead the one to
-    the other."""
+    """Return what is wrong if a port is advertised although any is listened on, else ""."""
     if advertise is None or not advertised(advertise)[1] or endpoint(listen)[1]:
         return ""
     return f"{advertise} names a port, but {listen} leaves its own to the system: leave out the one, or name the other"

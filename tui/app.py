@@ -29,7 +29,7 @@ from zrt.tui.screens import Chat, Confirm, Page
 from zrt.tui.state import MonitorState
 from zrt.tui.status import as_json
 from zrt.tui.tables import DRAINS, EVENTS, ORDERS, REPLIES, SESSIONS, clock, events, sessions
-from zrt.tui.tree import TREE, Node, nodes
+from zrt.tui.tree import TREE, TreeNode, nodes
 
 DRAW_S = 0.25
 DRAIN_S = 30.0
@@ -247,7 +247,7 @@ class Top(App[None]):
     def _process(self, *kinds: str) -> str | None:
         """The process under the cursor, if it is of these kinds."""
         item = self._item()
-        actor = item.actor if isinstance(item, Node) and item.rank is None else None
+        actor = item.actor if isinstance(item, TreeNode) and item.rank is None else None
         if actor is None or actor.kind not in kinds:
             words = " or ".join(kind.replace("_", " ") for kind in kinds)
             self.notify(f"put the cursor on a {words} of the cluster", severity="warning")

@@ -16,7 +16,7 @@ STALE_MS: Final = 2500
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """A line of the tree: a title in a `state`, or a process (`actor`); with `rank` or `worker`
     what its leader or master says of that one, and then `actor` is the worker's own account of
     itself, if there is any."""
@@ -29,10 +29,10 @@ class Node:
     state: str = ""
 
 
-def nodes(cluster: Cluster) -> list[Node]:
+def nodes(cluster: Cluster) -> list[TreeNode]:
     """Stages in pipeline order, then those without a stage; a layer worker is under the stage that
     has it."""
-    made = [Node("", f"{cluster.name}: {cluster.model}", state="ready" if cluster.ready else "not ready")]
+    made = [TreeNode("", f"{cluster.name}: {cluster.model}", state="ready" if cluster.ready else "not ready")]
     lent = {worker.name for actor in cluster.actors if actor.lend is not None for worker in actor.lend.workers}
     workers = {actor.name: actor for actor in cluster.actors if actor.name in lent and actor.stage < 0}
     groups: dict[int, list[ActorInfo]] = {}
@@ -47,30 +47,30 @@ def nodes(cluster: Cluster) -> list[Node]:
         stem = "  " if last else "│ "
         for place, actor in enumerate(actors):
             end = place == len(actors) - 1
-            made.append(Node(actor.name, f"{stem}{'└' if end else '├'} {actor.name}", actor))
+            made.append(TreeNode(actor.name, f"{stem}{'└' if end else '├'} {actor.name}", actor))
             made += _under(actor, f"{stem}{'  ' if end else '│ '}", workers)
     return made
 
 
-def _title(stage: int, actors: list[ActorInfo], branch: str) -> Node:
+def _title(stage: int, actors: list[ActorInfo], branch: str) -> TreeNode:
     if stage < 0:
-        return Node("others", f"{branch} others")
+        return TreeNode("others", f"{branch} others")
     blocks = next((actor.blocks for actor in actors if actor.blocks), "")
     ready = sum(actor.state == "ready" for actor in actors)
     label = f"{branch} stage {stage}" + (f", blocks {blocks}" if blocks else "")
-    return Node(f"stage {stage}", label, state=f"{ready}/{len(actors)}")
+    return TreeNode(f"stage {stage}", label, state=f"{ready}/{len(actors)}")
 
 
-def _under(actor: ActorInfo, stem: str, workers: dict[str, ActorInfo]) -> list[Node]:
+def _under(actor: ActorInfo, stem: str, workers: dict[str, ActorInfo]) -> list[TreeNode]:
     ranks = actor.group.ranks if actor.group is not None else []
-    made = [Node(f"{actor.name} rank {rank.rank}", f"rank {rank.rank}", actor, rank=rank) for rank in ranks]
+    made = [TreeNode(f"{actor.name} rank {rank.rank}", f"rank {rank.rank}", actor, rank=rank) for rank in ranks]
     lent = actor.lend.workers if actor.lend is not None else []
     made += [
-        Node(worker.name, f"{worker.layers or '–'}: {worker.name}", workers.get(worker.name), worker=worker)
+        TreeNode(worker.name, f"{worker.layers or '–'}: {worker.name}", workers.get(worker.name), worker=worker)
         for worker in lent
     ]
     return [
-        Node(
+        TreeNode(
             node.key,
             f"{stem}{'└' if place == len(made) - 1 else '├'} {node.label}",
             node.actor,
@@ -81,7 +81,7 @@ def _under(actor: ActorInfo, stem: str, workers: dict[str, ActorInfo]) -> list[N
     ]
 
 
-def _state(node: Node) -> str:
+def _state(node: TreeNode) -> str:
     if node.rank is not None:
         return node.rank.state
     if node.worker is not None:
@@ -98,18 +98,18 @@ def _state(node: Node) -> str:
     return actor.state
 
 
-def _server(show: Callable[[ActorInfo], str]) -> Callable[[Node], str]:
+def _server(show: Callable[[ActorInfo], str]) -> Callable[[TreeNode], str]:
     """A cell of block servers alone."""
     return lambda node: show(actor) if (actor := served(node)) is not None else ""
 
 
-def served(node: Node) -> ActorInfo | None:
+def served(node: TreeNode) -> ActorInfo | None:
     """The block server that this line is of."""
     actor = node.actor
     return actor if actor is not None and actor.kind == "block_server" and node.rank is None else None
 
 
-def _process(show: Callable[[ActorInfo], str]) -> Callable[[Node], str]:
+def _process(show: Callable[[ActorInfo], str]) -> Callable[[TreeNode], str]:
     """A cell of processes that have registered."""
     return lambda node: show(node.actor) if node.actor is not None and node.rank is None else ""
 
@@ -119,12 +119,12 @@ def _kv(actor: ActorInfo) -> str:
     return "" if kv is None or not kv.total else f"{bar(kv.used, kv.total, 6)} {kv.used / kv.total:4.0%}"
 
 
-def _memory(node: Node) -> str:
+def _memory(node: TreeNode) -> str:
     size = node.rank.rss_bytes if node.rank is not None else node.actor.rss_bytes if node.actor is not None else 0
     return amount(size) if size else ""
 
 
-def _middle(node: Node) -> str:
+def _middle(node: TreeNode) -> str:
     """What a turn takes; of a rank what its part of a step takes on average, of a worker a hop
     there and back."""
     if node.rank is not None:
@@ -135,20 +135,20 @@ def _middle(node: Node) -> str:
     return f"{actor.turn_p50_ms:.1f}" if actor is not None else ""
 
 
-def _device(node: Node) -> str:
+def _device(node: TreeNode) -> str:
     if node.worker is not None:
         return node.worker.device
     return node.actor.device if node.actor is not None and node.rank is None else ""
 
 
-def _where(node: Node) -> str:
+def _where(node: TreeNode) -> str:
     if node.rank is not None:
         return f"{node.actor.host if node.actor is not None else ''}:{node.rank.pid}" if node.rank.pid else ""
     actor = node.actor
     return f"{actor.host}:{actor.pid}" if actor is not None and actor.pid else ""
 
 
-def _fault(node: Node) -> str:
+def _fault(node: TreeNode) -> str:
     if node.rank is not None:
         return f"{counted(node.rank.errors, 'error')}, the last: {node.rank.error}" if node.rank.error else ""
     actor = node.actor
@@ -159,7 +159,7 @@ def _fault(node: Node) -> str:
     return actor.fault or waits or (group.fault if group is not None and group.state != "ready" else "")
 
 
-def _style(node: Node) -> Style:
+def _style(node: TreeNode) -> Style:
     state = _state(node)
     if node.actor is None and node.worker is None:
         return "warn" if state == "not ready" or state.startswith("0/") else "good"
@@ -173,7 +173,7 @@ def _style(node: Node) -> Style:
     return "plain" if state == "ready" else "warn"
 
 
-TREE: Final = Table[Node](
+TREE: Final = Table[TreeNode](
     (
         Column("actor", 25, lambda node: node.label, most=40),
         Column("state", 9, _state),

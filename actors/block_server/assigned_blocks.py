@@ -13,12 +13,12 @@ from zrt.actors.block_server.layer_lending.lending import Lending
 from zrt.actors.block_server.layer_lending.lending_backend import Progress
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
 from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
-from zrt.runtime.actor.actor_process import leave
 from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.exit import leave
 from zrt.runtime.messages.members import Assignment, LoadProgress
 from zrt.runtime.messages.stats import LendLoad
 from zrt.runtime.models.fetch.resolve import resolve

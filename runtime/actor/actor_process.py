@@ -5,15 +5,14 @@ import gc
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, NoReturn
 
 import uvloop
 
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.exit import leave
 from zrt.runtime.process.lifeline import Lifeline
 
 log = logging.getLogger(__name__)
@@ -45,15 +44,6 @@ def run_actor(make: Callable[[], Actor], lifeline: Lifeline) -> NoReturn:
             lifeline.failed("internal", f"{type(error).__name__}: {error}")
             raise
         leave(status)
-
-
-def leave(status: int) -> NoReturn:
-    """Exit now, whatever threads still run, with everything that was written flushed."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
-            stream.flush()
-    os._exit(status)
 
 
 async def _live(actor: Actor, lifeline: Lifeline) -> int:

@@ -15,8 +15,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
-from zrt.runtime.actor.actor_process import leave
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.exit import leave
 
 log = logging.getLogger(__name__)
 

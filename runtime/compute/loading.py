@@ -27,7 +27,7 @@ from zrt.runtime.messages.members import GPU_MEMORY, Assignment
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
 from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS
 from zrt.runtime.models.checkpoint.split import RankPart, part_bytes
-from zrt.runtime.models.fetch.resolve import home
+from zrt.runtime.paths import home
 
 
 def load_engine(

@@ -12,10 +12,10 @@ import errno
 import threading
 from contextlib import suppress
 from typing import Final, TypeAlias, cast
-from urllib.parse import urlsplit
 
 import zmq
 
+from zrt.runtime.endpoints import WILDCARDS, split_endpoint
 from zrt.runtime.errors import ZrtError
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -55,7 +55,6 @@ _MONITORED: Final = (
     | zmq.EVENT_CONNECT_RETRIED
 )
 _NONE_LEFT: Final = (errno.EMFILE, errno.ENFILE)
-_WILDCARDS: Final = frozenset({"", "*", "0.0.0.0", "::"})
 
 
 class Sockets:
@@ -84,7 +83,7 @@ class Sockets:
         is taken, or a wildcard that advertises nothing.
         """
         host, port = split_endpoint(listen)
-        if host in _WILDCARDS and advertise is None:
+        if host in WILDCARDS and advertise is None:
             text = f"{listen} names every interface, so nobody knows which to connect to: say --advertise tcp://HOST"
             text += ' (in a cluster file advertise = "tcp://HOST")'
             raise ZrtError("bad_config", text)
@@ -99,12 +98,12 @@ class Sockets:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
-            socket.bind(f"tcp://{_host(host) or '*'}:{port or '*'}")
+            socket.bind(f"tcp://{_host(host)}:{port or '*'}")
             bound = split_endpoint(cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())[1]
             if advertise is None:
                 return socket, f"tcp://{_host(host)}:{bound}"
             shown, fixed = split_endpoint(advertise)
-            if shown in _WILDCARDS:
+            if shown in WILDCARDS:
                 raise ZrtError("bad_config", f"{advertise} cannot be advertised: it names no host")
             return socket, f"tcp://{_host(shown)}:{fixed or bound}"
         except zmq.ZMQError as error:
@@ -121,7 +120,7 @@ class Sockets:
         ZrtError bad_config: not an endpoint; internal: no descriptor is left.
         """
         host, port = split_endpoint(endpoint)
-        if host in _WILDCARDS or not port:
+        if host in WILDCARDS or not port:
             raise ZrtError("bad_config", f"{endpoint} is not a place to connect to: expected tcp://HOST:PORT")
         socket = self._make(zmq.DEALER, limit, ipv6=_is_v6(host))
         socket.setsockopt(zmq.ROUTING_ID, routing_id)
@@ -195,18 +194,6 @@ def readable(socket: Socket) -> bool:
     """Whether a message waits. Asking lets libzmq look at what it has been told, so it is not told
     again."""
     return bool(cast(int, socket.get(_EVENTS)) & _POLLIN)
-
-
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Host (no brackets) and port (0: not given) of `tcp://host[:port]`. ZrtError bad_config."""
-    try:
-        parts = urlsplit(endpoint.replace("://*", "://0.0.0.0", 1).removesuffix(":*"))
-        port = parts.port or 0
-    except ValueError as error:
-        raise ZrtError("bad_config", f"{endpoint!r} is not an endpoint: {error}") from None
-    if parts.scheme != "tcp" or parts.hostname is None or parts.path or parts.query or parts.fragment or parts.username:
-        raise ZrtError("bad_config", f"{endpoint!r} is not an endpoint: expected tcp://HOST:PORT")
-    return parts.hostname, port
 
 
 def _is_v6(host: str) -> bool:

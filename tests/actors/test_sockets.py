@@ -8,8 +8,9 @@ import pytest
 import pytest_asyncio
 import zmq
 
+from zrt.runtime.endpoints import split_endpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.transport.sockets import Sockets, split_endpoint
+from zrt.runtime.transport.sockets import Sockets
 
 
 @pytest_asyncio.fixture

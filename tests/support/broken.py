@@ -53,7 +53,8 @@ def edit(change: Callable[[dict[str, torch.Tensor]], Any], file: str = SINGLE) -
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    return json.loads((folder / INDEX).read_text())["weight_map"]
+    weight_map: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+    return weight_map
 
 
 def reindex(change: Callable[[dict[str, str]], Any]) -> Break:
@@ -148,7 +149,7 @@ def doubled(folder: Path) -> None:
     edit(lambda there: there.update({NORM: load_file(folder / file)[NORM]}), other)(folder)
 
 
-def both(*breaks: Break) -> Break:
+def both(*breaks: Callable[[Path], object]) -> Break:
     def apply(folder: Path) -> None:
         for each in breaks:
             each(folder)

@@ -16,12 +16,12 @@ from zrt.actors.block_server.block_server import BlockServer
 from zrt.actors.coordinator.coordinator import Coordinator
 from zrt.actors.coordinator.sessions.requests import Requests
 from zrt.actors.layer_worker.layer_worker import LayerWorker
-from zrt.runtime.actor.actor_process import leave
 from zrt.runtime.client.client import Client
 from zrt.runtime.cluster.file_loader import parse
 from zrt.runtime.cluster.file_schema import Conf
 from zrt.runtime.cluster.memory import process_bytes
 from zrt.runtime.cluster.seats import seat_name, spare_names
+from zrt.runtime.exit import leave
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.sessions import Close
 from zrt.runtime.models.architecture.spec import read_spec
@@ -211,7 +211,7 @@ async def local_cluster(
     workers: Mapping[str, int] | None = None,
     worker_device: str = "cpu",
     waits: bool = True,
-    **settings: object,
+    **settings: Any,
 ) -> AsyncIterator[Local]:
     """Up and ready; everything is stopped on the way out. `workers` that the file does not know
     join as well, each with the most memory it may take (0: what there is); they are there first.

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import zmq
@@ -33,7 +34,7 @@ SPLIT = {
 
 
 @asynccontextmanager
-async def ranked(folder: Path, tp: Sequence[int] = (2,), **settings: object) -> AsyncIterator[Local]:
+async def ranked(folder: Path, tp: Sequence[int] = (2,), **settings: Any) -> AsyncIterator[Local]:
     """A cluster with these ranks in its stages; none of them outlives it."""
     async with local_cluster(folder, [None] * len(tp), tp=tp, **settings) as cluster:
         children = [child for server in cluster.servers for child in ranks_of(server)]
@@ -44,7 +45,7 @@ async def ranked(folder: Path, tp: Sequence[int] = (2,), **settings: object) -> 
 
 def alive(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 

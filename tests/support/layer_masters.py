@@ -4,6 +4,7 @@ messages, nothing of zrt's on this side."""
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -27,10 +28,10 @@ class Peer:
         self._socket = socket
         self.worker = worker
 
-    async def ask(self, kind: str, **fields: object) -> dict[str, object]:
+    async def ask(self, kind: str, **fields: object) -> dict[str, Any]:
         await self._socket.send(msgspec.msgpack.encode({"type": kind, **fields}))
         assert await self._socket.poll(20_000), f"no answer to {kind}"
-        answer: dict[str, object] = msgspec.msgpack.decode(await self._socket.recv())
+        answer: dict[str, Any] = msgspec.msgpack.decode(await self._socket.recv())
         return answer
 
     async def op(self, kind: str, x: torch.Tensor, names: list[str], index_pos: int) -> torch.Tensor:
@@ -41,7 +42,8 @@ class Peer:
             fields = {"batch": [[name, index_pos, int(name.split(".")[-1])] for name in names]}
         answer = await self.ask(kind, x=raw, **fields)
         assert answer["type"] == "Tensor", answer
-        return torch.frombuffer(bytearray(answer["data"]), dtype=torch.float32).view(answer["shape"])
+        output: torch.Tensor = torch.frombuffer(bytearray(answer["data"]), dtype=torch.float32)
+        return output.view(answer["shape"])
 
 
 @asynccontextmanager

@@ -119,12 +119,13 @@ class Mutants:
 
     def _step(self) -> Mutant:
         rng = self.rng
-        steps = []
+        steps, rows = [], 0
         for _ in range(rng.choice([1, 1, 2, 5])):
             session, epoch = self._session()
             position = rng.choice([0, 0, 1, 5, 2**20, 2**32 - 20])
-            steps.append([session, epoch, position, rng.randint(1, 6), rng.randint(0, 3), rng.choice([-1, 0, 1]), []])
-        rows = sum(step[3] for step in steps)
+            n = rng.randint(1, 6)
+            rows += n
+            steps.append([session, epoch, position, n, rng.randint(0, 3), rng.choice([-1, 0, 1]), []])
         tokens = rng.random() < 0.5
         shape = [rows] if tokens else [1, rows, self._hidden]
         size = rows * 4 if tokens else rows * self._hidden * 4
@@ -182,8 +183,9 @@ class Mutants:
             return Mutant(kind, name, frames, error.header is not None, False)
         return Mutant(kind, name, frames, True, True)
 
-    def _tree(self, struct: type) -> dict[str, Any]:
-        return {"type": struct.__struct_config__.tag} | self._value(shape_of.type_info(struct), 0)
+    def _tree(self, struct: type[msgspec.Struct]) -> dict[str, Any]:
+        fields: dict[str, Any] = self._value(shape_of.type_info(struct), 0)
+        return {"type": struct.__struct_config__.tag} | fields
 
     def _value(self, kind: Any, depth: int) -> Any:
         rng = self.rng

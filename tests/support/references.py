@@ -32,14 +32,13 @@ async def through_stages(
     prompt: list[int],
     tokens: int,
     dtype: str = "float32",
-    **settings: object,
+    **settings: Any,
 ) -> tuple[list[int], Tensor]:
     """The cluster's greedy ids, and the logits as the last stage's executor computed them after
     real hops."""
     async with local_cluster(folder, stages, model_dtype=dtype, **settings) as cluster:
         seen: list[Tensor] = []
-        engine = cluster.servers[-1].turns.engine
-        assert engine is not None
+        engine: Any = cluster.servers[-1].turns.engine
         forward = engine._decoder.forward
 
         def record(*asked: Any) -> Tensor:
@@ -48,6 +47,6 @@ async def through_stages(
                 seen.append(logits.clone())
             return logits
 
-        engine._decoder.forward = record  # type: ignore[method-assign]
+        engine._decoder.forward = record
         ids = await cluster.greedy(prompt, tokens)
         return ids, torch.cat(seen)

@@ -53,14 +53,16 @@ def run_zrt(*words: str, home: Path, timeout: float = 60.0, stdin: str | None = 
     command = [sys.executable, "-m", "zrt.runtime.cli.main", *words]
     if stdin is None:
         command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
-    how = {
-        "input": stdin,
-        "timeout": timeout,
-        "env": environment(home),
-        "encoding": "utf-8",
-        "errors": "surrogateescape",
-    }
-    return subprocess.run(command, capture_output=True, check=False, **how)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        check=False,
+        input=stdin,
+        timeout=timeout,
+        env=environment(home),
+        encoding="utf-8",
+        errors="surrogateescape",
+    )
 
 
 def start_zrt(*words: str, home: Path, **extra: str) -> subprocess.Popen[str]:
@@ -107,7 +109,8 @@ def running(*words: str, home: Path) -> Iterator[Running]:
         try:
             line = pipe.readline()
             if not line:
-                raise AssertionError(f"zrt up ended with {process.wait(END_S)}: {process.stderr.read()}")
+                said = process.stderr.read() if process.stderr else ""
+                raise AssertionError(f"zrt up ended with {process.wait(END_S)}: {said}")
             yield Running(process, json.loads(line)["endpoint"], home)
         finally:
             if process.poll() is None:

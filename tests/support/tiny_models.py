@@ -169,4 +169,5 @@ def reference(folder: Path, prompt: list[int], tokens: int) -> list[int]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.inference_mode():
         ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=tokens, pad_token_id=0)
-    return ids[0, len(prompt) :].tolist()
+    generated: list[int] = ids[0, len(prompt) :].tolist()
+    return generated

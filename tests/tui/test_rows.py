@@ -94,7 +94,7 @@ def test_of_a_process_its_name_is_shown_without_the_branches() -> None:
     ],
 )
 def test_the_state_of_a_process_is_its_colour(more: dict[str, object], style: str) -> None:
-    assert tree.TREE.row(tree.Node("x", "x", actor("x", 0, **more))).style == style
+    assert tree.TREE.row(tree.TreeNode("x", "x", actor("x", 0, **more))).style == style
 
 
 def test_a_lost_rank_and_a_lost_worker_are_bad() -> None:
@@ -112,14 +112,14 @@ def test_a_lost_rank_and_a_lost_worker_are_bad() -> None:
 def test_a_rank_is_shown_with_its_state_memory_and_last_error(state: str, style: str) -> None:
     ranks = group(1)
     ranks.ranks[1] = RankLoad(1, 7, errors=1, state=state, rss_bytes=5 << 20, error="rank_failed: it was killed")  # type: ignore[arg-type]
-    row = tree.TREE.row(tree.Node("x rank 1", "rank 1", actor("x", 0, group=ranks), ranks.ranks[1]))
+    row = tree.TREE.row(tree.TreeNode("x rank 1", "rank 1", actor("x", 0, group=ranks), ranks.ranks[1]))
     assert row.style == style
     for cell in (state, "5M", "h:7", "1 error, the last: rank_failed: it was killed"):
         assert cell in row.text
 
 
 def test_what_a_stage_waits_for_is_said() -> None:
-    node = tree.Node("x", "x", actor("x", 0, lend=LendLoad(waits_for="attic to join")))
+    node = tree.TreeNode("x", "x", actor("x", 0, lend=LendLoad(waits_for="attic to join")))
     assert "attic to join" in tree.TREE.row(node).text
 
 
@@ -127,13 +127,13 @@ def test_what_a_stage_waits_for_is_said() -> None:
     "name", ["a" * 64, "段落" * 20, "e\u0301" * 20, "tab\tline\nbell\a", "\x1b[31mred", "🧑‍🚀👍🏽" * 9]
 )
 def test_a_row_has_its_width_whatever_the_names_are(name: str) -> None:
-    row = tree.TREE.row(tree.Node(name, name, actor(name, 0)))
+    row = tree.TREE.row(tree.TreeNode(name, name, actor(name, 0)))
     assert cell_len(row.text) == cell_len(tree.TREE.head)
     assert not set(row.text) & set("\t\n\a\x1b")
 
 
 def test_what_is_cut_shows_it_and_a_column_grows_where_there_is_room() -> None:
-    node = tree.Node("x", "├ " + "x" * 40, actor("x", 0))
+    node = tree.TreeNode("x", "├ " + "x" * 40, actor("x", 0))
     narrow, wide = tree.TREE.row(node).text, tree.TREE.fitted([node], 10).row(node).text
     assert narrow.startswith("├ " + "x" * 22 + "… ready")
     assert wide.startswith("├ " + "x" * 32 + "… ready")

@@ -20,6 +20,7 @@ from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.actor.log_limiter import LogLimiter
 from zrt.runtime.cluster.file_schema import Conf
+from zrt.runtime.endpoints import split_endpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Control, Done
 from zrt.runtime.messages.members import (
@@ -38,7 +39,6 @@ from zrt.runtime.messages.members import (
     Workers,
 )
 from zrt.runtime.process.spawn import ended_by
-from zrt.runtime.transport.sockets import split_endpoint
 
 log = logging.getLogger(__name__)
 
