@@ -17,11 +17,11 @@ DECODES = """
 import json, sys, time
 from pathlib import Path
 import torch
-from zrt.runtime.compute.layout import kv_token_bytes
+from zrt.runtime.models.checkpoint.layout import kv_token_bytes
 from zrt.runtime.compute.loading import read_engine
-from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.models.architecture.spec import read_spec
 from zrt.runtime.compute.turn import Work
-from zrt.runtime.compute.weights import RandomCheckpoint
+from zrt.runtime.compute.weight_sources import RandomCheckpoint
 
 CONTEXT = 512
 spec = read_spec(Path(sys.argv[1]))

@@ -40,7 +40,7 @@ GREAT = {"vocab_size": 515, "hidden_size": 1024, "intermediate_size": 2048, "num
 GREAT |= {"num_key_value_heads": 4, "head_dim": 128, "initializer_range": 0.03, "max_position_embeddings": 1024}
 PEER = """
 import sys, torch
-from zrt.runtime.compute.communicator import join
+from zrt.runtime.compute.collectives.communicator import join
 device = torch.device("cuda:1")
 group = join(sys.argv[1], 1, 2, device)
 print(group.sum_of_ones(), flush=True)

@@ -125,9 +125,9 @@ def endpoint() -> Iterator[str]:
 
 PROGRAM = """
 import json, sys
-from zrt.runtime import hub
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.models import resolve
+from zrt.runtime.models.fetch import hub
+from zrt.runtime.models.fetch.resolve import resolve
 hub.ANSWER_S = float(sys.argv[3])
 steps = []
 try:

@@ -323,20 +323,24 @@ def test_nothing_here_imports_torch(tokenizer_folder: Folder) -> None:
     program = """
 import sys
 from pathlib import Path
-from zrt.runtime import config, detokenise, generation_config, models, plan, stops, text
+from zrt.runtime.cluster import file_loader, partition
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture import generation_config
+from zrt.runtime.models.fetch.resolve import resolve
+from zrt.runtime.text import detokenizer, stop_strings, tokenizer as text
 folder = Path(sys.argv[1])
 tokenizer = text.Tokenizer.open(folder)
 ids = tokenizer.encode_chat([{"role": "user", "content": "he had"}]) + tokenizer.encode_raw("he had")
-detokeniser = detokenise.Detokenizer(tokenizer)
+detokeniser = detokenizer.Detokenizer(tokenizer)
 said = "".join(map(detokeniser.push, ids)) + detokeniser.finish()
 assert said == tokenizer.decode(ids), said
 generation_config.eos_ids(folder, tokenizer), generation_config.generation_defaults(folder)
-config.load()
-plan.plan([1, 1], 0, 0, [plan.Wish()])
-stops.StopMatcher(["x"]).push("y")
+file_loader.load()
+partition.plan([1, 1], 0, 0, [partition.Wish()])
+stop_strings.StopMatcher(["x"]).push("y")
 try:
-    models.resolve("nobody/nothing")
-except models.ZrtError:
+    resolve("nobody/nothing")
+except ZrtError:
     pass
 heavy = {"torch", "transformers"} & set(sys.modules)
 assert not heavy, heavy

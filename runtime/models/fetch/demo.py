@@ -41,7 +41,7 @@ CONVERT_S: Final = 900.0
 
 RUN_TIED: Final = """
 import runpy, sys
-from zrt.runtime import lifeline
+from zrt.runtime.process import lifeline
 lifeline.hold()
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
