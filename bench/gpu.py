@@ -1,8 +1,8 @@
 """Decode and prefill of a model of Qwen3-8B's shape on one GPU, client to client through `zrt up`,
 beside what the card's memory allows.
 
-    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N] [--cards N] [--tp
-    N] [--chunk N] [--temperature T] [--no-parts]
+    python bench/gpu.py [--sessions N ...] [--tokens N] [--blocks N] [--stages N] [--cards N]
+                        [--tp N] [--chunk N] [--temperature T] [--no-parts]
 
 Weights are random, bfloat16. The floor of a token is the bytes a step must read (weights once, each
 session's keys and values) over the rate at which this card reads a large matrix for one row,
