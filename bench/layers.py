@@ -1,9 +1,10 @@
 """What lending layers costs: the hop of a token to a worker, and the push of the layers. The worker
 is a process of its own, on loopback.
 
-    python bench/layers.py hop [--rounds N] [--tokens N]     one session decodes through the demo model, of which a worker holds ten blocks
-    python bench/layers.py push [--rounds N] [--megabytes N] a model made for this, all but its ends
-    lent to a worker that holds nothing
+    python bench/layers.py hop [--rounds N] [--tokens N]        one session decodes through the demo
+                                        model, of which a worker holds ten blocks
+    python bench/layers.py push [--rounds N] [--megabytes N]    a model made for this, all but its
+                                        ends lent to a worker that holds nothing
 
 Prints one JSON object. `hop`: of each round the median over its last 512 hops, in microseconds; a
 hop is clocked by the master from the rows it has to the rows it gets, and `overhead` is that less
