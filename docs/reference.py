@@ -62,7 +62,8 @@ def pages() -> dict[str, str]:
 def _with_part(page: str, part: str) -> str:
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
-    assert begin and end, "a reference page holds the two marks"
+    if not (begin and end):
+        raise ValueError(f"a reference page lacks {BEGIN} or {END}")
     return f"{head}{BEGIN}\n\n{part}\n{END}{tail}"
 
 
