@@ -10,13 +10,15 @@ import argparse
 import ast
 import inspect
 from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 import msgspec.inspect
 
-from zrt.runtime.cli.main import parser
+from zrt.runtime.cli import main as cli
 from zrt.runtime.cluster import file_schema
 
 DOCS: Final = Path(__file__).parent
@@ -140,6 +142,12 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 # ---- the command line ----------------------------------------------------------------------------
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    made: argparse.ArgumentParser = (getattr(cli, "command_line", None) or cli.parser)()
+    return made
+
+
 def command_line() -> str:
     """Return a section for each command, with a row for each argument and option."""
     return "\n".join(_command(name, about, command) for name, about, command in _commands("zrt", parser()))
@@ -147,6 +155,8 @@ def command_line() -> str:
 
 def _commands(path: str, above: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
     """Yield each command below `above` that has none below itself: name, summary, parser."""
+    with suppress(SystemExit), redirect_stdout(StringIO()):
+        above.parse_args(["--help"])  # a parser may take its words only when it is asked
     for action in above._actions:
         if not isinstance(action, argparse._SubParsersAction):
             continue

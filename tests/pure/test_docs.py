@@ -11,7 +11,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from zrt.runtime.cli.main import parser
+from zrt.runtime.cluster import file_loader
 from zrt.runtime.cluster.file_schema import Conf
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ TOP = ("actors", "bench", "conf", "docs", "runtime", "tests", "tui")
 CODE = re.compile(r"```.*?```|`[^`]+`", re.DOTALL)
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(TOP)})/[\w./-]*\w/?")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 by_name = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
@@ -45,7 +45,8 @@ def paths(document: Path) -> list[str]:
 def commands(document: Path) -> list[list[str]]:
     """The words of each `zrt` and `make` command in the document's shell blocks, comments left
     out."""
-    lines = "".join(SHELL.findall(document.read_text(encoding="utf-8"))).splitlines()
+    blocks = BLOCK.findall(document.read_text(encoding="utf-8"))
+    lines = "".join(text for language, text in blocks if language == "sh").splitlines()
     split = [shlex.split(line.partition(" < ")[0], comments=True) for line in lines]
     return [words for words in split if words and words[0] in ("zrt", "make")]
 
@@ -88,13 +89,23 @@ def test_the_sites_navigation_has_every_page_once() -> None:
 
 
 @by_name
-def test_every_command_is_one(document: Path) -> None:
+def test_every_command_is_one(reference: ModuleType, document: Path) -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     for words in commands(document):
         if words[0] == "make":
             assert set(words[1:]) <= set(targets), words
         else:
-            parser().parse_args(words[1:])  # it would exit
+            reference.parser().parse_args(words[1:])  # it would exit
+
+
+@by_name
+def test_every_cluster_file_is_toml_and_every_script_is_python(document: Path) -> None:
+    for language, text in BLOCK.findall(document.read_text(encoding="utf-8")):
+        if language == "python":
+            compile(text, document.name, "exec")
+        elif language == "toml":
+            conf = text if "[model]" in text else f'[model]\nref = "m"\n{text}'
+            file_loader.parse(conf, document.name)
 
 
 def test_the_readme_shows_what_people_do() -> None:
