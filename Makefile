@@ -6,16 +6,17 @@ RESULTS := $(CURDIR)/chaos.jsonl
 WORKERS := 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test gpu-test lint chaos bench dev clean
+.PHONY: demo test gpu-test lint docs chaos bench dev clean
 
 ## ask the demo model one question through two block servers, end to end
 demo: .venv/demo
 	$(BIN)/zrt up conf/local.toml --prompt "What is the capital of France?"
 
-## the whole suite, WORKERS files of it at once, then lint, format and types
+## the whole suite, WORKERS files of it at once, then lint, format, types and docs
 test: .venv/test dev
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory docs
 
 ## what needs a CUDA device, with whatever Python there has torch for it
 gpu-test: dev
@@ -27,6 +28,10 @@ lint: .venv/test dev
 	$(BIN)/mypy -p zrt.runtime -p zrt.actors -p zrt.tui -p support
 	PYTHONPATH=.dev $(BIN)/lint-imports
 	$(BIN)/vulture
+
+## the site of docs/, into build/docs, without the network; a dead link fails
+docs: .venv/docs
+	$(BIN)/zensical build --strict --clean
 
 ## the full fault matrices (long)
 chaos: .venv/test
@@ -64,5 +69,9 @@ dev:
 	$(PIP) --editable '.[test]'
 	@touch $@
 
+.venv/docs: .venv/test
+	$(PIP) --editable '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf .venv .dev build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .dev .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,7 @@ here and now.
 
     python bench/models_table.py > docs/models.md
 
-The models are the tiny random ones of the test suite (`tests/tiny_models.py`), untied and tied, cut
+The models are the tiny random ones of the test suite (`tests/support/tiny_models.py`), untied and tied, cut
 into 1, 2 and 4 stages.
 """
 
@@ -34,7 +34,7 @@ BUDGET = 1 << 24  # bytes of KV
 FAMILY_LIST = ", ".join(f"`{family}`" for family in FAMILIES)
 ROPE_LIST = ", ".join(f"`{kind}`" for kind in ROPE_TYPES)
 PARAGRAPHS = (
-    f"""One decoder runs every family here; `runtime/compute/families.py` says in a row each how they differ. The model types are
+    f"""One decoder runs every family here; `runtime/models/architecture/families.py` says in a row each how they differ. The model types are
     {FAMILY_LIST}; the rope types are {ROPE_LIST}. Any other is refused by its name, with these lists.""",
     """Refused by name, too: quantised weights, `gemma3` with images (its text models are `gemma3_text`), attention both ways,
     soft-capped attention scores in gemma3, a rope that differs by layer (except gemma3's), a rotated part of a head (except phi3's).""",
@@ -66,7 +66,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     print("# Models\n")
     for paragraph in PARAGRAPHS:
-        print(textwrap.fill(" ".join(paragraph.split()), 130, break_on_hyphens=False) + "\n")
+        print(textwrap.fill(" ".join(paragraph.split()), 100, break_on_hyphens=False) + "\n")
     print(HEAD)
     equal = runs = 0
     for tiny in MODELS.values():

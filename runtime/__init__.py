@@ -1,4 +1,30 @@
-"""zrt's runtime. Scripts need `Client` and `ZrtError`."""
+"""zrt's runtime: what the processes in actors/ are made of. Scripts need `Client` and `ZrtError`.
+
+The files here are the base that every room may import:
+
+- errors.py: errors as values: kind, message, where
+- endpoints.py: endpoints as people write them
+- formatting.py: amounts in words
+- version.py: which release of zrt this is
+- host_memory.py: memory of this machine that a new process may take
+- watchdog.py: calls that block, left when they take too long
+- page_keys.py: names of KV pages by the tokens they hold
+
+The rooms, from the bottom of the import order up:
+
+- messages/: every message, grouped by who receives it
+- wire/: messages as bytes, and back
+- text/: text and token ids
+- process/: child processes: started, watched, logged
+- transport/: ZeroMQ sockets
+- models/: models as files; no torch
+- convert/: conversion of other weight formats; needs torch
+- cluster/: cluster files, plans and memory
+- compute/: tensors
+- actor/: what every actor is made of
+- client/: the scripted client
+- cli/: the command line
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,0 +1,13 @@
+"""A layer worker: holds single layers for a block server, its master, often on another machine.
+
+It needs nothing on disk. What it holds is sent to it once, checked against the manifest, and kept
+in its cache.
+
+In reading order:
+
+- layer_worker.py: the actor: obeys its master, and bare peers
+- assigned_layers.py: the layers it is assigned, and their files
+- store.py: the files of one manifest in the cache
+
+May import: runtime/; no other actor's room.
+"""

@@ -1,0 +1,15 @@
+"""`zrt up` as an actor: the parent of all processes of its machine.
+
+It starts the coordinator first, then block servers, spares and layer workers, restarts what dies
+within a budget, tells the coordinator of each death, and leaves nothing behind.
+
+In reading order:
+
+- node.py: the actor: start, serve, watch, end
+- command_lines.py: the command line and environment of each child
+- child_events.py: what the death of a child means for the cluster
+- absentees.py: children that are up, and yet not with the coordinator
+- recovery.py: what came back after a loss, and after how long
+
+May import: runtime/, except compute with torch. It computes nothing.
+"""

@@ -1,0 +1,12 @@
+"""A tensor-parallel rank: one of the processes that a block server's blocks are split over.
+
+Its leader tells it what to do, one request with one response each. Anybody may do so with bare JSON
+frames.
+
+In reading order:
+
+- tp_rank.py: the actor: a mailbox in front of one executor
+- rank.py: what a rank does with each request; every call blocks
+
+May import: runtime/; no other actor's room.
+"""

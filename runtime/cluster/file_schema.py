@@ -29,32 +29,40 @@ CHUNK_ON_GPU: Final = 2048
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """Where clients and joining actors reach the coordinator. Port 0 lets the system pick one."""
+    """The cluster's name, and where clients and joining processes reach the coordinator."""
 
     name: Name = "local"
+    """What commands and the monitor call the cluster."""
     listen: str = "tcp://127.0.0.1:7411"
+    """Where clients and joining processes reach the coordinator. Port 0 lets the system pick
+    one."""
     insecure: bool = False
     """Listen beyond this machine although nothing is encrypted and anybody may talk."""
     advertise: str | None = None
-    """What others reach the coordinator by, where that is not what it listens on; a port it leaves
-    out is that of `listen`."""
+    """What others reach the coordinator by, where that is not what it listens on: needed where it
+    listens on every interface (`tcp://0.0.0.0:7411`). A port it leaves out is that of `listen`."""
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What is served: a demo name, a folder or a hub id; `context` is the longest session in
-    tokens."""
+    """The model that the cluster serves."""
 
     ref: Annotated[str, msgspec.Meta(min_length=1)]
+    """A demo name, a folder with config.json and safetensors, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What weights are held in, and what is computed in."""
     context: AtLeastOne = 4096
+    """Tokens of the longest session; the model's own limit, where that is less."""
     weights: Literal["files", "random"] = "files"
+    """Where weights come from: the model's files, or drawn at random from config.json alone."""
 
 
 class LendSettings(msgspec.Struct, frozen=True):
-    """Blocks of a stage that a layer worker holds."""
+    """Blocks of the stage above it that a layer worker holds."""
 
     worker: Name
+    """The `name` of a [[worker]]. A worker serves one stage."""
     blocks: Blocks
+    """Any of the stage's blocks, the first and the last as well; both ends are included."""
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -62,30 +70,37 @@ class Worker(msgspec.Struct, frozen=True):
     worker --name NAME`."""
 
     name: Name
+    """The name that [[stage.lend]] and `zrt worker --name` use."""
     join: bool = False
+    """Whether it is started elsewhere; else `zrt up` starts it itself."""
     device: str = "cpu"
+    """Where it computes."""
     threads: AtLeastOne | None = None
+    """CPU threads for its products; left out, one for each core."""
     memory: int | None = None
-    """The most it may take, in bytes; None means what there is, less a reserve."""
+    """The most it may take, in bytes; left out, what there is, less a reserve."""
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """One stage of the pipeline. Blocks are planned where not pinned; `threads` None means every
-    core.
-
-    `memory` is the most each replica may take, in bytes: weights, KV and the process itself. None
-    means what there is.
-    """
+    """One stage of the pipeline, in pipeline order; at least one is needed."""
 
     blocks: Blocks | None = None
+    """The blocks it holds, both ends included; left out, blocks are planned by their bytes."""
     replicas: AtLeastOne = 1
+    """Block servers that hold this stage; a session goes where the fewest are, and stays."""
     device: str = "cpu"
+    """Where each replica computes; with `tp`, the first of that many devices."""
     threads: AtLeastOne | None = None
+    """CPU threads for products, at most; left out, all cores while one stage computes at a time,
+    else its share of them."""
     memory: int | None = None
+    """The most each replica may take, in bytes: weights, KV and the process itself. Planned stages
+    share the blocks by it; left out of all of them, evenly."""
     tp: AtLeastOne = 1
     """Ranks that each block is split over, each a process of its own: on CUDA devices from `device`
     on."""
     lend: tuple[LendSettings, ...] = ()
+    """The [[stage.lend]] tables below it: blocks that layer workers hold."""
     backend: Literal["local", "layers"] = "local"
     """With `layers`, workers that nothing is pinned to take blocks of it, as many as their memory
     and speed say."""
@@ -95,46 +110,58 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Spares(msgspec.Struct, frozen=True):
-    """`count` blank block servers that take over any range of blocks that is lost; the rest as in
-    Stage."""
+    """Blank block servers that take over any range of blocks that is lost."""
 
     count: AtLeastZero = 0
+    """How many there are."""
     device: str = "cpu"
+    """Where each computes."""
     threads: AtLeastOne | None = None
+    """CPU threads for products, at most; left out, as for a stage."""
     memory: int | None = None
+    """The most each may take, in bytes; left out, what there is."""
 
 
 class Kv(msgspec.Struct, frozen=True):
-    """The KV pool of each block server, in bytes."""
+    """The KV memory of block servers."""
 
     bytes: int = 1 << 30
+    """KV memory of each block server; its ranks, and its layer workers, share it."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """`chunk` in tokens (see Conf.chunk), `sessions` at once, `queue` of sessions that wait,
-    `restarts` of an actor; the rest seconds."""
+    """How much is taken on at once, and how long things may wait."""
 
     chunk: AtLeastOne | None = None
+    """Tokens of a prompt run at once; left out, 512, and 2048 where all stages are on GPUs."""
     sessions: AtLeastOne = 64
+    """Sessions that generate at once; more wait in the queue."""
     queue: AtLeastZero = 256
+    """Sessions that wait; more are refused with `overloaded`."""
     idle_s: Seconds = 600.0
+    """Seconds after which a session that comes to nothing ends."""
     lease_s: Seconds = 10.0
+    """Seconds that a session waits for a client that is gone or does not read."""
     restarts: AtLeastZero = 5
+    """Restarts of one process in five minutes; one that dies more often is not started again."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """Where the coordinator answers GET /metrics and /healthz over HTTP; nowhere when empty. Port 0
-    lets the system pick one."""
+    """The coordinator's HTTP port for Prometheus and health checks."""
 
     listen: str = ""
+    """Where GET /metrics and /healthz are answered; nowhere unless it is set. Port 0 lets the
+    system pick one."""
 
 
 class Log(msgspec.Struct, frozen=True):
-    """What processes log, from which level on: lines for people, or a JSON object a line. See
-    logs.py."""
+    """What processes log."""
 
     level: Literal["debug", "info", "warning", "error"] = "warning"
+    """The level from which on lines are written: `info` has sessions, routes and deaths, `debug`
+    each turn."""
     format: Literal["text", "json"] = "text"
+    """Lines for people, or a JSON object a line, with actor, session, step and times."""
 
 
 class Conf(msgspec.Struct, frozen=True):

@@ -1,0 +1,9 @@
+"""Conversion of other weight formats to safetensors. It needs torch, so it lies beside
+runtime/models/, which does not.
+
+In reading order:
+
+- gguf_to_safetensors.py: a GGUF file as a safetensors folder, for the demo model
+
+May import: torch, and runtime/models/.
+"""

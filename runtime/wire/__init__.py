@@ -5,4 +5,18 @@ header's array, the documented message (a MessagePack map, JSON between a leader
 tensor bytes from `INLINE` on as a frame of their own, with the body's `data` left empty. A bare
 message is the body alone: inference.py, ranks.py, layers.py, clients.py. Every reader here takes
 whatever a peer sent and either returns a checked message or raises WireError, nothing else.
+
+In reading order:
+
+- envelopes.py: messages between actors: header, body, data
+- inference.py: bare inference messages, and checks of all of them
+- ranks.py: messages of TP ranks, as JSON
+- layers.py: messages of layer workers
+- clients.py: messages of clients, and their events
+- cluster_changes.py: snapshots of a cluster by difference
+- limits.py: how large frames may be
+- decode_errors.py: why a frame is refused, with the field at fault
+- codecs/: what a typed decode does not cover, one system a file
+
+May import: runtime/messages/ and the files of runtime/ itself. It knows no socket.
 """

@@ -15,7 +15,7 @@ from support.tiny_models import reference
 
 from zrt.runtime.cluster import file_loader
 
-README = Path(__file__).parents[2] / "README.md"
+MACHINES = Path(__file__).parents[2] / "docs" / "machines.md"
 CONF = Path(__file__).parents[2] / "conf" / "layers.toml"
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
 TOKENS = 24
@@ -95,14 +95,12 @@ def test_a_cluster_lends_to_a_worker_of_its_own_and_to_one_elsewhere_and_outlive
             assert "lost the coordinator" not in said
 
 
-def test_the_readmes_two_commands_lend_a_second_machines_memory(
-    make_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_docs_two_commands_lend_a_second_machines_memory(make_model: Callable[..., Path], tmp_path: Path) -> None:
     """As they stand, but for the two machines' addresses, which are both this one's, and the model,
     of which two blocks fit on the first one."""
     folder = make_model("llama", num_hidden_layers=6)
-    text = README.read_text().partition("## Lending layers")[2]
-    conf, commands = text.split("```toml\n")[1].partition("```")[0], text.split("```\n")[2].partition("```")[0]
+    text = MACHINES.read_text().partition("## Lending layers")[2]
+    conf, commands = text.split("```toml\n")[1].partition("```")[0], text.partition("```sh\n")[2].partition("```")[0]
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     file = tmp_path / "two-machines.toml"
     conf = conf.replace("tcp://10.0.0.1:7411", endpoint).replace("smollm2-135m", str(folder))

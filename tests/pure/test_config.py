@@ -40,9 +40,9 @@ def test_the_packaged_file_is_two_stages_of_the_demo_model() -> None:
     assert (conf.kv, conf.limits) == (Kv(1 << 30), Limits())
 
 
-def test_the_file_of_the_readme_is_one() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    conf = file_loader.parse(readme.partition("```toml\n")[2].partition("```")[0], "README.md")
+def test_the_file_of_the_docs_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cluster-file.md").read_text(encoding="utf-8")
+    conf = file_loader.parse(page.partition("```toml\n")[2].partition("```")[0], "cluster-file.md")
     assert [stage.replicas for stage in conf.stages] == [1, 2]
     assert conf.spares.count == 1
 
@@ -373,11 +373,11 @@ def test_a_conf_cannot_be_changed_by_those_who_read_it() -> None:
     assert msgspec.structs.replace(conf.model, ref="x").ref == "x"
 
 
-def test_the_readme_lends_to_another_machine() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    section = readme.partition("## Lending layers")[2]
+def test_the_docs_lend_to_another_machine() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "machines.md").read_text(encoding="utf-8")
+    section = page.partition("## Lending layers")[2]
     helped, pinned = (
-        file_loader.parse(part.partition("```")[0], "README.md") for part in section.split("```toml\n")[1:3]
+        file_loader.parse(part.partition("```")[0], "machines.md") for part in section.split("```toml\n")[1:3]
     )
     assert (helped.stages[0].backend, helped.stages[0].lend, helped.workers) == ("layers", (), ())
     assert (pinned.stages[0].lend, pinned.workers) == (

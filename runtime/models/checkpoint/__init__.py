@@ -1,0 +1,14 @@
+"""A model's weights by their headers alone: which tensors there are, in which file, and what they
+take.
+
+In reading order:
+
+- layout.py: which tensors a checkpoint holds, and their bytes
+- safetensors.py: what lies where in safetensors files
+- index.py: the tensors of a folder, by name
+- split.py: how a shard is split over ranks
+- layer_manifest.py: layers as files that travel to a worker
+- report.py: whether zrt can run a model: `zrt check`
+
+May import: runtime/models/architecture/, runtime/text/ and the files of runtime/ itself.
+"""
