@@ -114,7 +114,7 @@ def run_worker(
         _guard(listen, insecure)
         count = _threads(threads)
         from zrt.actors.layer_worker.layer_worker import LayerWorker
-        from zrt.runtime.models.fetch.resolve import home
+        from zrt.runtime.paths import home
 
         _import_for(device)
         return LayerWorker(

@@ -15,7 +15,8 @@ from zrt.runtime.cluster.layer_sharing import ranges
 from zrt.runtime.cluster.partition import Blocks, Wish
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
-from zrt.runtime.models.checkpoint.layout import DTYPE_BYTES, PAGE_TOKENS, block_bytes, shard_bytes
+from zrt.runtime.models.checkpoint.formats.registry import format_of, item_bytes
+from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, block_bytes, shard_bytes
 from zrt.runtime.models.checkpoint.split import RankPart, kv_page_bytes, kv_pages, part_bytes
 
 BLOCK_SERVER_BYTES: Final = 448 << 20
@@ -174,7 +175,7 @@ def block_server_bytes(conf: Conf, spec: ModelSpec, first: int, last: int) -> in
     """What a block server takes in all that holds these blocks, with as many ranks as any stage
     has."""
     processes = max(stage.tp for stage in conf.stages) * process_bytes(conf, spec)
-    return shard_bytes(spec, first, last, conf.model.dtype) + conf.kv.bytes + processes
+    return shard_bytes(spec, first, last, format_of(conf.model.dtype)) + conf.kv.bytes + processes
 
 
 def process_bytes(conf: Conf, spec: ModelSpec) -> int:
@@ -186,7 +187,7 @@ def process_bytes(conf: Conf, spec: ModelSpec) -> int:
 def turn_bytes(spec: ModelSpec, dtype: str, chunk: int, sessions: int) -> int:
     """The activations of the largest turn."""
     width = 3 * spec.hidden_size + 3 * spec.num_heads * spec.head_dim + 2 * spec.intermediate_size
-    return (chunk + sessions) * width * DTYPE_BYTES[dtype]
+    return (chunk + sessions) * width * item_bytes(dtype)
 
 
 def in_words(count: int) -> str:
@@ -212,8 +213,9 @@ def _ways_out(takers: Sequence[StageNeeds | LentNeeds]) -> str:
 
 def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks: Blocks) -> StageNeeds:
     dtype, tp = conf.model.dtype, stage.tp
-    weights = sum(part_bytes(spec, RankPart(rank, tp), blocks.first, blocks.last, dtype) for rank in range(tp))
-    block = block_bytes(spec, dtype)
+    stored = format_of(dtype)
+    weights = sum(part_bytes(spec, RankPart(rank, tp), blocks.first, blocks.last, stored) for rank in range(tp))
+    block = block_bytes(spec, stored)
     lent = _lent(conf, spec, stage, blocks)
     away = {number for lend in stage.lend for number in lend.blocks.numbers}
     own = [number for number in blocks.numbers if number not in away]
@@ -248,7 +250,7 @@ def _lent(conf: Conf, spec: ModelSpec, stage: Stage, blocks: Blocks) -> tuple[Le
             blocks=ranges(numbers),
             joins=workers[name].join,
             device="" if workers[name].join else workers[name].device,
-            weight_bytes=len(numbers) * block_bytes(spec, conf.model.dtype),
+            weight_bytes=len(numbers) * block_bytes(spec, format_of(conf.model.dtype)),
             kv_bytes=conf.kv.bytes * len(numbers) // len(blocks),
             process_bytes=process_bytes(conf, spec),
         )

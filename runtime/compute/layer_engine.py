@@ -6,14 +6,13 @@ all or nothing: if a step cannot run, none does.
 """
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from zrt.runtime.cluster.layer_sharing import CUDA_SHARE
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.loading import read_engine
+from zrt.runtime.compute.loading import EngineOptions, read_engine
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weight_sources import Source
 from zrt.runtime.errors import ZrtError
@@ -63,15 +62,10 @@ class LayerEngine:
         spec: ModelSpec,
         source: Source,
         runs: Sequence[Blocks],
-        *,
-        dtype: torch.dtype,
-        kv_bytes: int,
-        context: int,
-        sessions: int,
-        device: str,
+        options: EngineOptions,
     ) -> "LayerEngine":
-        """Read the runs, layers alone: embedding, norm and head stay with the master. `kv_bytes`
-        are shared out by their layers.
+        """Read the runs, layers alone: embedding, norm and head stay with the master. The KV memory
+        of `options` is shared out by layers.
 
         ZrtError as read_engine, and bad_request for a layer that the model lacks.
         """
@@ -79,23 +73,11 @@ class LayerEngine:
             if last >= spec.num_blocks:
                 raise ZrtError("bad_request", f"layers {first}-{last}: this model has layers 0-{spec.num_blocks - 1}")
         count = sum(last - first + 1 for first, last in runs)
-        return cls(
-            {
-                run: read_engine(
-                    spec,
-                    source,
-                    run,
-                    dtype=dtype,
-                    kv_bytes=kv_bytes * (run[1] - run[0] + 1) // count,
-                    context=context,
-                    sessions=sessions,
-                    device=device,
-                    ends=(False, False),
-                    gpu_memory=1 - CUDA_SHARE,  # what plans leave alone, whatever a block server may take
-                )
-                for run in runs
-            }
-        )
+        engines = {}
+        for run in runs:
+            kv_bytes = options.kv_bytes * (run[1] - run[0] + 1) // count
+            engines[run] = read_engine(spec, source, run, replace(options, kv_bytes=kv_bytes, ends=(False, False)))
+        return cls(engines)
 
     def chain(self, layers: Sequence[int]) -> list[Engine]:
         """The engines that these layers, in this order, are. ZrtError bad_request: one is not held,

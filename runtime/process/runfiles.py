@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from zrt.runtime.models.fetch.resolve import home
+from zrt.runtime.paths import home
 
 
 class Note(msgspec.Struct):

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 PATIENCE_S = 30.0
 PEER = """
 import sys, torch
-from zrt.runtime.compute.communicator import join
+from zrt.runtime.compute.collectives.communicator import join
 group = join(sys.argv[1], 1, 2, torch.device("cpu"))
 for line in sys.stdin:
     group.sum_of_ones()

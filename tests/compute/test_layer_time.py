@@ -71,7 +71,7 @@ import sys
 from pathlib import Path
 import torch
 from zrt.runtime.compute.layer_time import layer_time
-from zrt.runtime.compute.spec import read_spec
+from zrt.runtime.models.architecture.spec import read_spec
 spec = read_spec(Path(sys.argv[1]))
 print([layer_time(spec, torch.float32, "cpu") for _ in range(4)])
 """

@@ -13,9 +13,9 @@ import pytest
 PROBE = """
 import json, os, pathlib, sys
 import torch
-from zrt.runtime.compute.shard import Shard
-from zrt.runtime.compute.spec import read_spec
-from zrt.runtime.compute.weights import RandomCheckpoint, open_checkpoint
+from zrt.runtime.compute.decoder.shard import Shard
+from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.compute.weight_sources import RandomCheckpoint, open_checkpoint
 
 def status(file, field):
     line = next(line for line in pathlib.Path(file).read_text().splitlines() if line.startswith(field))

@@ -24,8 +24,8 @@ print(torch.get_num_threads(), *seen)
 ANGLES = """
 import os
 import torch
-from zrt.runtime.compute.rope import rotary
-from zrt.runtime.compute.rope_spec import Rope
+from zrt.runtime.compute.decoder.rope import rotary
+from zrt.runtime.models.architecture.rope_spec import Rope
 rotary = rotary(Rope("default", 1e4, 128), 4096, torch.bfloat16)
 torch.set_num_threads(8)
 before = len(os.listdir("/proc/self/task"))

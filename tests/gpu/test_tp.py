@@ -18,13 +18,13 @@ from support.clusters import local_cluster
 from support.peers import until
 from torch import Tensor
 
+from zrt.actors.block_server.backend import load_assigned
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
 from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.actors.block_server.tensor_parallel.trial import try_group
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.collectives.communicator import Communicator, Rendezvous
-from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.members import Assignment
@@ -40,7 +40,7 @@ GREAT = {"vocab_size": 515, "hidden_size": 1024, "intermediate_size": 2048, "num
 GREAT |= {"num_key_value_heads": 4, "head_dim": 128, "initializer_range": 0.03, "max_position_embeddings": 1024}
 PEER = """
 import sys, torch
-from zrt.runtime.compute.communicator import join
+from zrt.runtime.compute.collectives.communicator import join
 device = torch.device("cuda:1")
 group = join(sys.argv[1], 1, 2, device)
 print(group.sum_of_ones(), flush=True)
@@ -161,9 +161,7 @@ def assigned(folder: Path, dtype: str) -> Assignment:
 
 
 def on_one(folder: Path, dtype: str, tokens: list[int]) -> Tensor:
-    engine = load_engine(
-        folder, assigned(folder, dtype), device="cuda:0", progress=lambda *_: None, cancelled=lambda: False
-    )
+    engine = load_assigned(folder, assigned(folder, dtype), device="cuda:0")
     rows = [engine.turn([step(tokens, at)]).output for at in range(len(tokens))]
     return torch.cat([row for row in rows if row is not None])
 

@@ -106,7 +106,7 @@ def test_a_process_killed_half_way_blocks_nobody(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
 from pathlib import Path
-from zrt.runtime.demo import demo_folder
+from zrt.runtime.models.fetch.demo import demo_folder
 demo_folder(Path(sys.argv[1]), lambda *step: os.kill(os.getpid(), signal.SIGKILL))
 """
     killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=100, check=False)

@@ -15,7 +15,8 @@ import pytest
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.fetch import hub
-from zrt.runtime.models.fetch.resolve import home, resolve
+from zrt.runtime.models.fetch.resolve import resolve
+from zrt.runtime.paths import home
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:

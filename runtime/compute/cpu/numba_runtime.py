@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zrt.runtime.models.fetch.resolve import home
+from zrt.runtime.paths import home
 
 log = logging.getLogger(__name__)
 

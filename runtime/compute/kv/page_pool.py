@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from zrt.runtime.compute.turn import session_name
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 
@@ -286,3 +285,9 @@ class PagePool:
             if not holders:
                 del self._holders[name]
         row.named = min(row.named, pages)
+
+
+def session_name(key: Hashable) -> str:
+    """Return a session as people are shown it: those that a coordinator counts in 16 hexadecimal
+    digits, those of bare peers as they are kept."""
+    return f"{key:016x}" if isinstance(key, int) else repr(key)

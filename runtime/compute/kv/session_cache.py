@@ -4,8 +4,7 @@ and the memory that follows the count."""
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 
-from zrt.runtime.compute.kv.page_pool import Opening, PagePool, PoolStats
-from zrt.runtime.compute.turn import session_name
+from zrt.runtime.compute.kv.page_pool import Opening, PagePool, PoolStats, session_name
 from zrt.runtime.errors import ZrtError
 
 

@@ -16,6 +16,8 @@ import msgspec
 
 from zrt.runtime.errors import Kind, ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.checkpoint.formats.dense import DENSE
+from zrt.runtime.models.checkpoint.formats.weight_format import WeightFormat
 from zrt.runtime.models.checkpoint.layout import EMBEDDING, HEAD, Shapes
 from zrt.runtime.models.checkpoint.safetensors import (
     SafetensorsHeader,
@@ -27,8 +29,6 @@ from zrt.runtime.models.checkpoint.safetensors import (
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
-READABLE: Final = ("F32", "BF16", "F16", "F8_E4M3", "F8_E5M2")
-"""The format's dtypes that a load turns into the cluster's."""
 QUANTISED: Final = re.compile(r"scale|zero_?point|packed|qweight|qzeros|absmax|quant_map|quant_state|g_idx")
 """What the names of tensors have in them that quantisers store beside a weight, or in its place."""
 
@@ -141,6 +141,10 @@ class CheckpointIndex:
             raise ZrtError("bad_model", f"tensor {self.stored(name)} {self._missing(self.stored(name))}")
         return entry
 
+    def weight_format(self, name: str) -> WeightFormat:
+        """Return the format that tensor `name`, which `check` has accepted, is stored in."""
+        return DENSE[self.entry(name).dtype]
+
     def check(self, name: str, shape: Sequence[int]) -> None:
         """`bad_model` or `unsupported` unless tensor `name` is there, whole, in this shape and a
         dtype that can be read."""
@@ -205,10 +209,12 @@ class CheckpointIndex:
         entry = None if file is None else self.header(file).tensors.get(name)
         if entry is None:
             return Problem("bad_model", self._missing(name))
-        if entry.shape != tuple(shape):
-            return Problem("bad_model", f"in {entry.file} is {list(entry.shape)}, not {list(shape)}")
-        if entry.dtype not in READABLE:
-            return Problem("bad_model", f"in {entry.file} is {entry.dtype}, not {', '.join(READABLE)}")
+        weights = DENSE.get(entry.dtype)
+        stored = tuple(shape) if weights is None else weights.stored(shape)[""][1]
+        if entry.shape != stored:
+            return Problem("bad_model", f"in {entry.file} is {list(entry.shape)}, not {list(stored)}")
+        if weights is None:
+            return Problem("bad_model", f"in {entry.file} is {entry.dtype}, not {', '.join(DENSE)}")
         return None
 
     def _missing(self, name: str) -> str:

@@ -1,6 +1,5 @@
 """Model references: a folder, a demo name or a hub id becomes a folder of files."""
 
-import os
 import re
 from pathlib import Path
 from typing import Final
@@ -10,14 +9,10 @@ from zrt.runtime.models.fetch.demo import NAME as DEMO
 from zrt.runtime.models.fetch.demo import demo_folder
 from zrt.runtime.models.fetch.download_progress import Progress, ignore
 from zrt.runtime.models.fetch.hub import hub_folder
+from zrt.runtime.paths import home
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 WAYS: Final = f"a model is the demo {DEMO}, a folder, or a hub id such as owner/name"
-
-
-def home() -> Path:
-    """The cache: $ZRT_HOME, else ~/.cache/zrt."""
-    return Path(os.environ.get("ZRT_HOME") or "~/.cache/zrt").expanduser()
 
 
 def resolve(ref: str, *, zrt_home: Path | None = None, weights: bool = True, progress: Progress = ignore) -> Path:
