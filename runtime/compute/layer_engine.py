@@ -33,7 +33,7 @@ class Ran:
 
 
 def runs_of(layers: Sequence[int]) -> list[Blocks]:
-    """Ascending layers as contiguous runs."""
+    """Return ascending layers as contiguous runs."""
     runs: list[Blocks] = []
     for layer in layers:
         if runs and runs[-1][1] + 1 == layer:
@@ -80,8 +80,8 @@ class LayerEngine:
         return cls(engines)
 
     def chain(self, layers: Sequence[int]) -> list[Engine]:
-        """The engines that these layers, in this order, are. ZrtError bad_request: one is not held,
-        or only as a part of more."""
+        """Return the engines that these layers, in this order, are. ZrtError bad_request: one is
+        not held, or only as a part of more."""
         if layers == self._asked[0]:
             return self._asked[1]
         engines, at = [], 0
@@ -99,16 +99,16 @@ class LayerEngine:
         return engines
 
     def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
-        """As Engine.open: what all of them hold."""
+        """Open a session in all engines, as Engine.open. Returns what all of them hold."""
         return min(engine.open(key, length, names, prompt) for engine in self._engines.values())
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """As Engine.close."""
+        """End a session in all engines, as Engine.close."""
         for engine in self._engines.values():
             engine.close(key, names)
 
     def close_all(self) -> None:
-        """As Engine.close_all."""
+        """End every session, as Engine.close_all."""
         for engine in self._engines.values():
             engine.close_all()
 

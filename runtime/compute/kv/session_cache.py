@@ -48,7 +48,7 @@ class SessionCache(ABC):
             self.close(key)
 
     def have(self, key: Hashable) -> int:
-        """Tokens the session holds."""
+        """Return how many tokens the session holds."""
         return self._pages.have(key)
 
     def rewind(self, key: Hashable, n: int) -> None:
@@ -91,7 +91,7 @@ class PageCount(SessionCache):
         super().__init__(PagePool(pages, page_tokens, 0, sessions), context)
 
     def _adopt(self, opening: Opening) -> None:
-        """There is nothing to copy."""
+        """Do nothing: there is nothing to copy."""
 
     def _take_back(self) -> None:
         self._pages.freed()
