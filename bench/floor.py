@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.formats.dense import FLOAT32
 from zrt.runtime.models.checkpoint.layout import block_bytes, head_bytes
 
 TIMES = 8
@@ -21,7 +22,7 @@ TIMES = 8
 
 def main(folder: Path) -> None:
     spec = read_spec(folder)
-    read = spec.num_blocks * block_bytes(spec, "float32") + head_bytes(spec, "float32")
+    read = spec.num_blocks * block_bytes(spec, FLOAT32) + head_bytes(spec, FLOAT32)
     numbers = torch.ones(1 << 28)
     seconds = []
     for _ in range(TIMES):

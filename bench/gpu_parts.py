@@ -22,7 +22,7 @@ from shape import SHAPE
 from torch.profiler import ProfilerActivity, profile
 
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.loading import read_engine
+from zrt.runtime.compute.loading import EngineOptions, read_engine
 from zrt.runtime.compute.sampler import Sampler
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weight_sources import RandomCheckpoint
@@ -117,16 +117,14 @@ def main() -> None:
     words.add_argument("--prompts", action="store_true", help="turns of prompts instead")
     asked = words.parse_args()
     spec = spec_from_config(SHAPE | {"num_hidden_layers": asked.blocks})
-    engine = read_engine(
-        spec,
-        RandomCheckpoint(spec),
-        (0, asked.blocks - 1),
+    options = EngineOptions(
         dtype=torch.bfloat16,
         kv_bytes=12 << 30,
         context=16384 if asked.prompts else 4096,
         sessions=max(asked.sessions),
         device="cuda:0",
     )
+    engine = read_engine(spec, RandomCheckpoint(spec), (0, asked.blocks - 1), options)
     if asked.prompts:
         figures: dict[str, Any] = {f"{n}, {history}": prompt_ms(engine, n, history) for n, history in PROMPTS}
     else:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from zrt.actors.block_server.backend import Backend, LocalBackend
+from zrt.actors.block_server.backend import Backend, LocalBackend, load_assigned
 from zrt.actors.block_server.layer_lending.lending import Lending
 from zrt.actors.block_server.layer_lending.lending_backend import Progress
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
@@ -16,7 +16,6 @@ from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.exit import leave
 from zrt.runtime.messages.members import Assignment, LoadProgress
@@ -125,7 +124,7 @@ class AssignedBlocks:
     async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
         def load() -> Engine:
             folder = resolve(assignment.model, weights=assignment.weights == "files")
-            return load_engine(
+            return load_assigned(
                 folder,
                 assignment,
                 device=self._device,

@@ -1,12 +1,17 @@
 """Who runs a block server's turns: its own executor alone, or its executor together with TP ranks
 (group.py)."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from zrt.runtime.actor.executor import ComputeExecutor
+from zrt.runtime.compute.decoder.tp_linear import Collectives
 from zrt.runtime.compute.engine import Engine, Holding
+from zrt.runtime.compute.loading import EngineOptions, LoadWatch, load_engine
+from zrt.runtime.compute.tensors import DTYPES
 from zrt.runtime.compute.turn import Passing, TurnResult, Work
+from zrt.runtime.messages.members import Assignment
 
 
 class Backend(Protocol):
@@ -41,3 +46,39 @@ class LocalBackend:
 
     async def turn(self, works: Sequence[Work], threads: int, passing: Passing | None = None) -> TurnResult:
         return await self._executor.run(self.engine.turn, works, threads, passing)
+
+
+def options_of(assignment: Assignment, device: str, world: int = 1) -> EngineOptions:
+    """Return the settings of an engine on `device` for the assigned blocks; each of `world` ranks
+    has an equal share of the KV memory."""
+    return EngineOptions(
+        dtype=DTYPES[assignment.dtype],
+        kv_bytes=assignment.kv_bytes // world,
+        context=assignment.context,
+        sessions=assignment.sessions,
+        device=device,
+        gpu_memory=assignment.gpu_memory,
+    )
+
+
+def load_assigned(
+    folder: Path,
+    assignment: Assignment,
+    *,
+    device: str,
+    group: Collectives | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    captured: Callable[[int, int], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Engine:
+    """Load the assigned blocks of the model in `folder`; of a `group`, this rank's part of them.
+    The hooks are those of LoadWatch. ZrtError as load_engine."""
+    return load_engine(
+        folder,
+        (assignment.first, assignment.last),
+        options_of(assignment, device, 1 if group is None else group.world),
+        num_blocks=assignment.num_blocks,
+        random=assignment.weights == "random",
+        group=group,
+        watch=LoadWatch(progress=progress, captured=captured, cancelled=cancelled),
+    )

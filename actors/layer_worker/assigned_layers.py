@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zrt.actors.layer_worker.store import LayerStore
-from zrt.runtime.cluster.layer_sharing import ranges
+from zrt.runtime.cluster.layer_sharing import CUDA_SHARE, ranges
 from zrt.runtime.cluster.memory import BLOCK_SERVER_BYTES
 from zrt.runtime.compute.devices import device_memory
 from zrt.runtime.compute.engine import given_back
 from zrt.runtime.compute.layer_engine import LayerEngine, runs_of
 from zrt.runtime.compute.layer_time import layer_time
+from zrt.runtime.compute.loading import EngineOptions
 from zrt.runtime.compute.tensors import DTYPES
 from zrt.runtime.compute.weight_sources import Checkpoint, RandomCheckpoint
 from zrt.runtime.errors import ZrtError
@@ -151,12 +152,20 @@ class AssignedLayers:
             spec,
             source,
             [(layer, layer) for layer in self._layers] if prepared.single else runs_of(self._layers),
-            dtype=DTYPES[prepared.dtype],
-            kv_bytes=prepared.kv_bytes,
-            context=prepared.context,
-            sessions=prepared.sessions,
-            device=self._device,
+            options_of(prepared, self._device),
         )
+
+
+def options_of(prepared: PrepareLayers, device: str) -> EngineOptions:
+    """Return the settings of an engine on `device` for layers that a master prepares."""
+    return EngineOptions(
+        dtype=DTYPES[prepared.dtype],
+        kv_bytes=prepared.kv_bytes,
+        context=prepared.context,
+        sessions=prepared.sessions,
+        device=device,
+        gpu_memory=1 - CUDA_SHARE,  # what plans leave alone, whatever a block server may take
+    )
 
 
 def layer_of(name: str) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from zrt.runtime.compute.collectives.communicator import Communicator, join
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.loading import read_engine
+from zrt.runtime.compute.loading import EngineOptions, read_engine
 from zrt.runtime.compute.tensors import DTYPES, from_bytes
 from zrt.runtime.compute.turn import TurnResult, Work
 from zrt.runtime.compute.weight_sources import Checkpoint, RandomCheckpoint
@@ -137,12 +137,14 @@ class Rank:
             spec,
             source,
             (stage.first, stage.last),
-            dtype=DTYPES[stage.dtype],
-            kv_bytes=stage.kv_bytes,
-            context=stage.context,
-            sessions=stage.sessions,
-            device=str(self.device),
-            gpu_memory=stage.gpu_memory,
+            EngineOptions(
+                dtype=DTYPES[stage.dtype],
+                kv_bytes=stage.kv_bytes,
+                context=stage.context,
+                sessions=stage.sessions,
+                device=str(self.device),
+                gpu_memory=stage.gpu_memory,
+            ),
             group=group,
         )
         return LoadDenseShardOk()

@@ -15,7 +15,8 @@ from zrt.runtime.cluster.layer_sharing import ranges
 from zrt.runtime.cluster.partition import Blocks, Wish
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
-from zrt.runtime.models.checkpoint.layout import DTYPE_BYTES, PAGE_TOKENS, block_bytes, shard_bytes
+from zrt.runtime.models.checkpoint.formats.registry import format_of, item_bytes
+from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, block_bytes, shard_bytes
 from zrt.runtime.models.checkpoint.split import RankPart, kv_page_bytes, kv_pages, part_bytes
 
 BLOCK_SERVER_BYTES: Final = 448 << 20
@@ -44,7 +45,7 @@ class LentNeeds(msgspec.Struct, frozen=True):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of this machine's memory."""
+        """Return bytes of this machine's memory."""
         if self.joins:
             return 0
         return self.total_bytes if self.device == "cpu" else self.process_bytes
@@ -77,8 +78,8 @@ class StageNeeds(msgspec.Struct, frozen=True):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the machine's memory that it takes at least: another device has its own for
-        weights and KV."""
+        """Return bytes of the machine's memory that it takes at least: another device has its own
+        for weights and KV."""
         return self.total_bytes - self.lendable_bytes if self.device == "cpu" else self.process_bytes
 
     def __str__(self) -> str:
@@ -104,8 +105,9 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 def wishes(conf: Conf, spec: ModelSpec) -> list[Wish]:
-    """What the stages of a cluster file ask of the plan. Where they say how much memory they may
-    take, what it leaves for weights is both their weight and their room; else they are equals."""
+    """Return what the stages of a cluster file ask of the plan. Where they say how much memory they
+    may take, what it leaves for weights is both their weight and their room; else they are
+    equals."""
     found = []
     for stage in conf.stages:
         if stage.memory is None:
@@ -117,7 +119,8 @@ def wishes(conf: Conf, spec: ModelSpec) -> list[Wish]:
 
 
 def needs(conf: Conf, spec: ModelSpec, ranges: list[Blocks], available: int) -> Needs:
-    """What each stage takes with these blocks, on a machine with `available` bytes of memory."""
+    """Return what each stage takes with these blocks, on a machine with `available` bytes of
+    memory."""
     stages = tuple(
         _stage_needs(conf, spec, number, stage, blocks)
         for number, (stage, blocks) in enumerate(zip(conf.stages, ranges, strict=True))
@@ -142,8 +145,8 @@ def needs(conf: Conf, spec: ModelSpec, ranges: list[Blocks], available: int) -> 
 
 
 def shortage(needs: Needs) -> ZrtError | None:
-    """`insufficient_memory` with the numbers, a line for each stage that lacks some and one for the
-    machine; None if all fits."""
+    """Return `insufficient_memory` with the numbers, a line for each stage that lacks some and one
+    for the machine; None if all fits."""
     lacks = []
     for stage in needs.stages:
         if not stage.kv_tokens:
@@ -171,26 +174,26 @@ def shortage(needs: Needs) -> ZrtError | None:
 
 
 def block_server_bytes(conf: Conf, spec: ModelSpec, first: int, last: int) -> int:
-    """What a block server takes in all that holds these blocks, with as many ranks as any stage
-    has."""
+    """Return what a block server takes in all that holds these blocks, with as many ranks as any
+    stage has."""
     processes = max(stage.tp for stage in conf.stages) * process_bytes(conf, spec)
-    return shard_bytes(spec, first, last, conf.model.dtype) + conf.kv.bytes + processes
+    return shard_bytes(spec, first, last, format_of(conf.model.dtype)) + conf.kv.bytes + processes
 
 
 def process_bytes(conf: Conf, spec: ModelSpec) -> int:
-    """What a block server takes beside weights and KV: itself, and the activations of its largest
-    turn."""
+    """Return what a block server takes beside weights and KV: itself, and the activations of its
+    largest turn."""
     return BLOCK_SERVER_BYTES + turn_bytes(spec, conf.model.dtype, conf.chunk, conf.limits.sessions)
 
 
 def turn_bytes(spec: ModelSpec, dtype: str, chunk: int, sessions: int) -> int:
-    """The activations of the largest turn."""
+    """Return the activations of the largest turn."""
     width = 3 * spec.hidden_size + 3 * spec.num_heads * spec.head_dim + 2 * spec.intermediate_size
-    return (chunk + sessions) * width * DTYPE_BYTES[dtype]
+    return (chunk + sessions) * width * item_bytes(dtype)
 
 
 def in_words(count: int) -> str:
-    """Bytes for people: "310.6 MiB"."""
+    """Return bytes for people: "310.6 MiB"."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
@@ -200,7 +203,7 @@ def in_words(count: int) -> str:
 
 
 def _ways_out(takers: Sequence[StageNeeds | LentNeeds]) -> str:
-    """What makes them take less of their memory: none that does nothing for any of them."""
+    """Return what makes them take less of their memory: none that does nothing for any of them."""
     stages = [taker for taker in takers if isinstance(taker, StageNeeds)]
     ways = ["take a smaller dtype or model"]
     if any(taker.kv_bytes for taker in takers if not (isinstance(taker, StageNeeds) and taker.lendable_bytes)):
@@ -212,8 +215,9 @@ def _ways_out(takers: Sequence[StageNeeds | LentNeeds]) -> str:
 
 def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks: Blocks) -> StageNeeds:
     dtype, tp = conf.model.dtype, stage.tp
-    weights = sum(part_bytes(spec, RankPart(rank, tp), blocks.first, blocks.last, dtype) for rank in range(tp))
-    block = block_bytes(spec, dtype)
+    stored = format_of(dtype)
+    weights = sum(part_bytes(spec, RankPart(rank, tp), blocks.first, blocks.last, stored) for rank in range(tp))
+    block = block_bytes(spec, stored)
     lent = _lent(conf, spec, stage, blocks)
     away = {number for lend in stage.lend for number in lend.blocks.numbers}
     own = [number for number in blocks.numbers if number not in away]
@@ -237,7 +241,7 @@ def _stage_needs(conf: Conf, spec: ModelSpec, number: int, stage: Stage, blocks:
 
 
 def _lent(conf: Conf, spec: ModelSpec, stage: Stage, blocks: Blocks) -> tuple[LentNeeds, ...]:
-    """The workers that blocks of the stage are pinned to, in the order of their blocks."""
+    """Return the workers that blocks of the stage are pinned to, in the order of their blocks."""
     workers = {worker.name: worker for worker in conf.workers}
     held: dict[str, list[int]] = {}
     for lend in sorted(stage.lend, key=lambda lend: lend.blocks.first):
@@ -248,7 +252,7 @@ def _lent(conf: Conf, spec: ModelSpec, stage: Stage, blocks: Blocks) -> tuple[Le
             blocks=ranges(numbers),
             joins=workers[name].join,
             device="" if workers[name].join else workers[name].device,
-            weight_bytes=len(numbers) * block_bytes(spec, conf.model.dtype),
+            weight_bytes=len(numbers) * block_bytes(spec, format_of(conf.model.dtype)),
             kv_bytes=conf.kv.bytes * len(numbers) // len(blocks),
             process_bytes=process_bytes(conf, spec),
         )

@@ -11,6 +11,7 @@ from zrt.runtime.cluster.partition import Blocks, plan
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.members import GPU_MEMORY, Lend
 from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.checkpoint.formats.registry import format_of
 from zrt.runtime.models.checkpoint.layout import block_bytes, embedding_bytes, head_bytes
 from zrt.runtime.models.checkpoint.split import check_split
 
@@ -50,7 +51,7 @@ def spare_names(conf: Conf) -> list[str]:
 def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
     """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config: a line
     for each thing that does not fit the model."""
-    dtype = conf.model.dtype
+    weights = format_of(conf.model.dtype)
     wrong = []
     of_tp: dict[int, list[int]] = {}
     for number, stage in enumerate(conf.stages, 1):
@@ -62,9 +63,9 @@ def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
             wrong.append(f"[[stage]] {', '.join(map(str, numbers))}: {error.message}")
     try:
         ranges = plan(
-            [block_bytes(spec, dtype)] * spec.num_blocks,
-            embedding_bytes(spec, dtype),
-            head_bytes(spec, dtype),
+            [block_bytes(spec, weights)] * spec.num_blocks,
+            embedding_bytes(spec, weights),
+            head_bytes(spec, weights),
             wishes(conf, spec),
         )
     except ZrtError as error:

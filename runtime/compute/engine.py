@@ -1,5 +1,5 @@
-"""A loaded shard at work: what the executor of a block server runs. One thread at a time; every
-call blocks.
+"""A loaded shard at work, as the executor of a block server runs it: one thread at a time, and
+every call blocks.
 
 The executor owns the engine, so the decoder and the KV cache are never touched by two threads.
 """
@@ -16,27 +16,28 @@ from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.kv.page_pool import PoolStats
 from zrt.runtime.compute.kv.session_cache import SessionCache
-from zrt.runtime.compute.sampler import GREEDY, Picked, pick
+from zrt.runtime.compute.sampler import GREEDY
 from zrt.runtime.compute.shared_rows.channel import Expecting, HandedRows, Rows, joined
 from zrt.runtime.compute.tensors import dtype_name
 from zrt.runtime.compute.thread_tuner import ThreadTuner
 from zrt.runtime.compute.threads import BESIDE_A_GPU, configure_threads
-from zrt.runtime.compute.turn import BatchStep, Outcome, Passing, Picking, TurnResult, Work
+from zrt.runtime.compute.turn import AdmittedSteps, BatchStep, Passing, Picking, TurnResult, Work, pick_tokens
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.header import HandedOver
 from zrt.runtime.models.architecture.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class _Unheard:
-    """A turn that the device may not have come to yet: `over` once it has."""
+    """A turn that the device may not have come to yet: the event `over` says when it has."""
 
     over: torch.cuda.Event
     works: list[Work]
 
 
 class Holding:
-    """What a block server holds, for those that ask what it takes and gives, and what there is room
-    for."""
+    """The weights and the KV memory of a block server, for those that ask what it takes and gives,
+    and what there is room for."""
 
     def __init__(self, shard: Shard, cache: SessionCache) -> None:
         self.shard = shard
@@ -44,35 +45,37 @@ class Holding:
 
     @property
     def spec(self) -> ModelSpec:
+        """Return the model as this process computes it."""
         return self.shard.spec
 
     @property
     def dtype(self) -> str:
-        """The model's dtype by its name on the wire."""
+        """Return the model's dtype by its name on the wire."""
         return dtype_name(self.shard.dtype)
 
     @property
     def max_pages(self) -> int:
-        """Full pages of the longest history."""
+        """Return the full pages of the longest history."""
         return self.cache.context // self.cache.stats().page_tokens
 
     @property
     def hands_over(self) -> bool:
-        """Whether turns take rows that others hand over, and hand theirs over."""
+        """Return whether turns take rows that others hand over, and hand theirs over."""
         return False
 
     def stats(self) -> PoolStats:
+        """Return the pages of KV memory by their state."""
         return self.cache.stats()
 
     @property
     def nbytes(self) -> int:
-        """Weights and KV pages that are not free."""
+        """Return the bytes of weights, and of KV pages that are not free."""
         pool = self.stats()
         return self.shard.nbytes + (pool.used + pool.cached) * pool.page_bytes
 
 
 class Engine(Holding):
-    """Shard, KV cache and sampler of one block server."""
+    """The shard, KV cache and sampler of one block server."""
 
     def __init__(self, shard: Shard, cache: SessionCache, decoder: Decoder) -> None:
         super().__init__(shard, cache)
@@ -89,10 +92,10 @@ class Engine(Holding):
         return self.shard.device.type == "cuda" and self.shard.group is None
 
     def open(self, key: Hashable, length: int, names: Sequence[int] = (), prompt: int = 0) -> int:
-        """Make room for a session whose history has `length` tokens, in pages of these names; how
-        many of them are held already.
+        """Make room for a session whose history has `length` tokens, in pages of these names.
+        Returns how many of the tokens are held already.
 
-        Its first `prompt` tokens are what it began with; 0: all of them.
+        The first `prompt` tokens are what the session began with; 0: all of them.
         """
         self._settle()
         rope_length = self.spec.rope_length(prompt or length, length)
@@ -103,24 +106,25 @@ class Engine(Holding):
         return self.cache.have(key)
 
     def have(self, key: Hashable) -> int:
-        """Tokens held of a session, 0 if it is unknown."""
+        """Return how many tokens are held of a session, 0 if it is unknown."""
         return self.cache.have(key) if key in self.cache else 0
 
     def truncate(self, key: Hashable, length: int) -> int:
-        """Hold at most so many tokens of a session; how many those are. `unknown_session` if it is
-        not open."""
+        """Forget a session's tokens from `length` on. Returns how many are held then.
+        `unknown_session` if it is not open."""
         self._settle()
         self.cache.rewind(key, length)
         return self.cache.have(key)
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """End a session; what has a name stays as cache."""
+        """End a session; pages that have a name stay as cache."""
         self._settle()
         rope_length = self._rope_lengths.pop(key, 0)
         self.cache.close(key, None if names is None else _salted(names, rope_length))
 
     def end(self) -> None:
-        """Before the group ends that it computes with. Only to be dropped afterwards."""
+        """Let go of the device and the group, before the group ends. The engine is only to be
+        dropped afterwards."""
         self.expecting.stop()
         self._settle()
         self._decoder.end()
@@ -157,81 +161,100 @@ class Engine(Holding):
 
     @property
     def _tries(self) -> bool:
-        """Whether turns may go on fewer threads where that is faster. In float32 products are the
-        same bit by bit on any number; in a group, others' time is in ours."""
+        """Return whether turns may go on fewer threads where that is faster. In float32 products
+        are the same bit by bit on any number; in a group, others' time is in ours."""
         return self.shard.device.type == "cpu" and self.shard.dtype == torch.float32 and self.shard.group is None
 
     def _turn(self, works: Sequence[Work], passing: Passing | None) -> TurnResult:
+        """Run the steps that can run; see `turn`."""
         self._settle()
-        steps: list[BatchStep] = []
-        faults: dict[int, ZrtError] = {}
+        admitted = self._admit(works)
+        output, told, handed = None, None, None
+        if admitted.ran:
+            output, told = self._forward(works, admitted, passing)
+        picked = []
+        if output is not None and self.shard.is_last:
+            vocab, best = self.spec.vocab_size, self._decoder.best
+            picked = pick_tokens(admitted.ran, output, vocab, best, drawn=self._draws)
+        if passing is not None and output is not None and not self.shard.is_last:
+            handed = passing.outlet.put(output, self._decoder.void)
+        output = None if handed is not None else self._to_host(output, admitted.ran)
+        lost = self._lost(admitted.ran, told, handed)
+        outcomes = admitted.outcomes(works, self.have, lost, picked if self.shard.is_last else None)
+        return TurnResult(outcomes, output, handed)
+
+    def _admit(self, works: Sequence[Work]) -> AdmittedSteps:
+        """Take the pages of each step that can run, and the fault of each that cannot."""
+        admitted = AdmittedSteps([], [], [], {})
         for index, work in enumerate(works):
             try:
-                if work.opens and work.seq_pos == 0:
-                    self.cache.open(work.key)
-                    self._rope_lengths[work.key] = self.spec.rope_length(work.opens, work.opens)
-                step = BatchStep(
-                    work.key,
-                    work.seq_pos,
-                    work.n,
-                    logits=work.sampler is not None or work.logits,
-                    rope_length=self._rope_lengths.get(work.key, 0),
-                )
-                if work.key not in self.cache:
-                    raise ZrtError("kv_gap", f"this session is not held here, so position {work.seq_pos} leaves a gap")
-                self._decoder.admit(step, work.rows)
+                step = self._admit_step(work)
             except ZrtError as error:
-                faults[index] = error
+                admitted.faults[index] = error
             else:
-                steps.append(step)
-        ran = [work for index, work in enumerate(works) if index not in faults]
-        output, told = None, None
-        if ran:
-            x, begun = joined([work.rows for work in ran]), None
-            told = partial(self._told, ran, x)
-            if passing is not None and self.shard.is_last:
-                begun = partial(self._begun, passing, [index for index in range(len(works)) if index not in faults])
-            self.expecting.meet(x)
-            output = self._decoder.forward(steps, x, self._picking(works, ran, begun, told))
+                admitted.steps.append(step)
+                admitted.ran.append(work)
+                admitted.places.append(index)
+        return admitted
+
+    def _admit_step(self, work: Work) -> BatchStep:
+        """Take one step's pages, in a session that it opens itself where nobody did. ZrtError: why
+        the step cannot run."""
+        if work.opens and work.seq_pos == 0:
+            self.cache.open(work.key)
+            self._rope_lengths[work.key] = self.spec.rope_length(work.opens, work.opens)
+        step = BatchStep(
+            work.key,
+            work.seq_pos,
+            work.n,
+            logits=work.asks,
+            rope_length=self._rope_lengths.get(work.key, 0),
+        )
+        if work.key not in self.cache:
+            raise ZrtError("kv_gap", f"this session is not held here, so position {work.seq_pos} leaves a gap")
+        self._decoder.admit(step, work.rows)
+        return step
+
+    def _forward(
+        self, works: Sequence[Work], admitted: AdmittedSteps, passing: Passing | None
+    ) -> tuple[Tensor | None, Callable[[], None]]:
+        """Run the admitted steps; None at a rank that does not lead. The callable is to be called
+        once the device has been told all of this turn."""
+        ran = admitted.ran
+        x, begun = joined([work.rows for work in ran]), None
+        told = partial(self._told, ran, x)
+        if passing is not None and self.shard.is_last:
+            begun = partial(self._begun, passing, admitted.places)
+        self.expecting.meet(x)
+        output = self._decoder.forward(admitted.steps, x, self._picking(works, ran, begun, told))
         unheard = self._decoder.best is None and (self.shard.is_last or not self.shard.leads)
         if output is not None and output.is_cuda and unheard:  # a turn takes as long as its device needs
             torch.cuda.current_stream(output.device).synchronize()
-        if not self.shard.leads:
-            output = None  # the leader has it
-        picked = iter(self._pick(ran, output))
-        handed = None
-        if passing is not None and output is not None and not self.shard.is_last:
-            handed = passing.outlet.put(output, self._decoder.void)
-        if handed is not None:
-            output = None
+        return output if self.shard.leads else None, told  # the leader has it
+
+    def _to_host(self, output: Tensor | None, ran: Sequence[Work]) -> Tensor | None:
+        """Copy what is sent on to CPU memory: here, since whoever sends it must not wait for the
+        device."""
         if output is not None and output.is_cuda and (not self.shard.is_last or any(work.logits for work in ran)):
-            output = output.cpu()  # here, since whoever sends it must not wait for the device
+            return output.cpu()
+        return output
+
+    def _lost(self, ran: Sequence[Work], told: Callable[[], None] | None, handed: HandedOver | None) -> set[int]:
+        """Return the ids of the works whose rows never came. Where rows are handed on, nobody waits
+        for the device, and what is lost shows in a later turn."""
         waits = self._unheard is None and any(isinstance(work.rows, HandedRows) for work in ran)
         if told is not None and (waits or handed is not None):
             told()
-        lost = set() if handed is not None else {id(work) for work in self._settle()}
-        outcomes = []
-        row = 0
-        for index, work in enumerate(works):
-            if index in faults:
-                outcomes.append(Outcome(self.have(work.key), faults[index]))
-                continue
-            rows = (1 if work.sampler or work.logits else 0) if self.shard.is_last else work.n
-            token = next(picked) if work.sampler and self.shard.is_last else None
-            if id(work) in lost:
-                outcomes.append(Outcome(self.have(work.key), _never_came()))
-            else:
-                outcomes.append(Outcome(work.seq_pos + work.n, None, row if rows else -1, token))
-            row += rows
-        return TurnResult(outcomes, output, handed)
+        return set() if handed is not None else {id(work) for work in self._settle()}
 
     def _begun(self, passing: Passing, ran: list[int], tokens: Tensor) -> None:
+        """Pass on where the tokens will lie that follow these works of the turn."""
         handed = passing.outlet.put(tokens, self._decoder.void)
         if handed is not None:
             passing.begun(handed, ran)
 
     def _told(self, ran: list[Work], x: Rows) -> None:
-        """The device knows all that it has to do for this turn."""
+        """Note that the device knows all that it has to do for this turn."""
         over = torch.cuda.Event()
         over.record()
         self._unheard = _Unheard(over, ran)
@@ -245,13 +268,13 @@ class Engine(Holding):
         begun: Callable[[Tensor], None] | None,
         told: Callable[[], None],
     ) -> Picking:
-        """What is made of the logits: on a GPU as much as it can pick itself. All ranks of a group
-        must say the same here."""
+        """Return what is made of the logits: on a GPU as much as it can pick itself. All ranks of a
+        group must say the same here."""
         group = self.shard.group is not None
         alone = all(work.takes_best if group else work.takes_pick for work in works)
         knobs: list[tuple[float, ...]] = []
         if self._draws and self.shard.leads:
-            rows = [work for work in ran if work.sampler or work.logits]
+            rows = [work for work in ran if work.asks]
             knobs = [GREEDY if work.sampler is None else work.sampler.knobs(work.seq_pos + work.n) for work in rows]
         if all(knob == GREEDY for knob in knobs):
             knobs = []
@@ -260,12 +283,12 @@ class Engine(Holding):
 
     @property
     def _draws(self) -> bool:
-        """Whether the device picks the tokens of plain samplers."""
+        """Return whether the device picks the tokens of plain samplers."""
         return self.shard.is_last and self.shard.device.type == "cuda"
 
     def _settle(self) -> list[Work]:
-        """Wait until the device has done the last turn; its works whose rows never came, and whose
-        sessions have gone back therefore."""
+        """Wait until the device has done the last turn. Returns the works whose rows never came,
+        and whose sessions have gone back therefore."""
         unheard, self._unheard = self._unheard, None
         if unheard is None:
             return []
@@ -276,35 +299,17 @@ class Engine(Holding):
                 self.cache.rewind(work.key, work.seq_pos)
         return lost
 
-    def _pick(self, ran: Sequence[Work], output: Tensor | None) -> list[Picked | ZrtError]:
-        if not self.shard.is_last or output is None:
-            return []
-        asking = [work for work in ran if work.sampler or work.logits]
-        rows = [row for row, work in enumerate(asking) if work.sampler]
-        if not rows:
-            return []
-        samplers = [work.sampler for work in asking if work.sampler]
-        positions = [work.seq_pos + work.n for work in asking if work.sampler]
-        logits = output[:, : self.spec.vocab_size]  # a head may be padded
-        if len(rows) == len(asking):
-            return pick(logits, samplers, positions, self._decoder.best, drawn=self._draws)
-        return pick(logits[rows], samplers, positions)
-
 
 def given_back(engines: Iterable[Holding], device: str) -> int:
-    """Bytes of a device that are free once these engines, all that this process has there, are
-    dropped. A GPU's KV pools are taken whole; those of the CPU as far as they have been written
-    to."""
+    """Return the bytes of a device that are free once these engines, all that this process has
+    there, are dropped. A GPU's KV pools are taken whole; those of the CPU as far as they have been
+    written to."""
     place = torch.device(device)
     return torch.cuda.memory_reserved(place) if place.type == "cuda" else sum(engine.nbytes for engine in engines)
 
 
-def _never_came() -> ZrtError:
-    return ZrtError("stage_lost", "the stage before is gone, and the rows it was to hand over with it")
-
-
 def _salted(names: Sequence[int], rope_length: int) -> list[int]:
-    """Names of pages, by what they hold: equal tokens rotated by another length are other
+    """Return the names of pages by what they hold: equal tokens rotated by another length are other
     numbers."""
     salt = rope_length * 0x9E3779B97F4A7C15 % 2**64
     return [name ^ salt for name in names]

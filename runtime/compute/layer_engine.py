@@ -6,14 +6,13 @@ all or nothing: if a step cannot run, none does.
 """
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from zrt.runtime.cluster.layer_sharing import CUDA_SHARE
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.loading import read_engine
+from zrt.runtime.compute.loading import EngineOptions, read_engine
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weight_sources import Source
 from zrt.runtime.errors import ZrtError
@@ -34,7 +33,7 @@ class Ran:
 
 
 def runs_of(layers: Sequence[int]) -> list[Blocks]:
-    """Ascending layers as contiguous runs."""
+    """Return ascending layers as contiguous runs."""
     runs: list[Blocks] = []
     for layer in layers:
         if runs and runs[-1][1] + 1 == layer:
@@ -63,15 +62,10 @@ class LayerEngine:
         spec: ModelSpec,
         source: Source,
         runs: Sequence[Blocks],
-        *,
-        dtype: torch.dtype,
-        kv_bytes: int,
-        context: int,
-        sessions: int,
-        device: str,
+        options: EngineOptions,
     ) -> "LayerEngine":
-        """Read the runs, layers alone: embedding, norm and head stay with the master. `kv_bytes`
-        are shared out by their layers.
+        """Read the runs, layers alone: embedding, norm and head stay with the master. The KV memory
+        of `options` is shared out by layers.
 
         ZrtError as read_engine, and bad_request for a layer that the model lacks.
         """
@@ -79,27 +73,15 @@ class LayerEngine:
             if last >= spec.num_blocks:
                 raise ZrtError("bad_request", f"layers {first}-{last}: this model has layers 0-{spec.num_blocks - 1}")
         count = sum(last - first + 1 for first, last in runs)
-        return cls(
-            {
-                run: read_engine(
-                    spec,
-                    source,
-                    run,
-                    dtype=dtype,
-                    kv_bytes=kv_bytes * (run[1] - run[0] + 1) // count,
-                    context=context,
-                    sessions=sessions,
-                    device=device,
-                    ends=(False, False),
-                    gpu_memory=1 - CUDA_SHARE,  # what plans leave alone, whatever a block server may take
-                )
-                for run in runs
-            }
-        )
+        engines = {}
+        for run in runs:
+            kv_bytes = options.kv_bytes * (run[1] - run[0] + 1) // count
+            engines[run] = read_engine(spec, source, run, replace(options, kv_bytes=kv_bytes, ends=(False, False)))
+        return cls(engines)
 
     def chain(self, layers: Sequence[int]) -> list[Engine]:
-        """The engines that these layers, in this order, are. ZrtError bad_request: one is not held,
-        or only as a part of more."""
+        """Return the engines that these layers, in this order, are. ZrtError bad_request: one is
+        not held, or only as a part of more."""
         if layers == self._asked[0]:
             return self._asked[1]
         engines, at = [], 0
@@ -117,16 +99,16 @@ class LayerEngine:
         return engines
 
     def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
-        """As Engine.open: what all of them hold."""
+        """Open a session in all engines, as Engine.open. Returns what all of them hold."""
         return min(engine.open(key, length, names, prompt) for engine in self._engines.values())
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """As Engine.close."""
+        """End a session in all engines, as Engine.close."""
         for engine in self._engines.values():
             engine.close(key, names)
 
     def close_all(self) -> None:
-        """As Engine.close_all."""
+        """End every session, as Engine.close_all."""
         for engine in self._engines.values():
             engine.close_all()
 

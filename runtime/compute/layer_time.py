@@ -1,5 +1,5 @@
-"""How long one block of a model takes on a device: measured, since nothing that is said of a device
-tells it."""
+"""The time that one block of a model takes on a device: measured, since nothing that is said of a
+device tells it."""
 
 import time
 from typing import Final
@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.loading import read_engine
+from zrt.runtime.compute.loading import EngineOptions, read_engine
 from zrt.runtime.compute.tensors import dtype_name
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.compute.turn import Work
@@ -22,8 +22,8 @@ KEY: Final = "measured"
 
 
 def layer_time(spec: ModelSpec, dtype: torch.dtype, device: str) -> int:
-    """Microseconds of one token through one block, the best of many, with weights drawn at random.
-    ZrtError as read_engine.
+    """Return the microseconds of one token through one block, the best of many, with weights drawn
+    at random. ZrtError as read_engine.
 
     The best, since whatever else the machine does meanwhile only adds to it. On a CPU with one
     thread as well: while others compute, threads that wait for each other after every product can
@@ -31,10 +31,7 @@ def layer_time(spec: ModelSpec, dtype: torch.dtype, device: str) -> int:
     cores; one thread 0.08 to 0.11), which says nothing of how fast the machine is.
     """
     block = spec.num_blocks // 2
-    engine = read_engine(
-        spec,
-        RandomCheckpoint(spec),
-        (block, block),
+    options = EngineOptions(
         dtype=dtype,
         kv_bytes=PAGE_TOKENS * kv_token_bytes(spec, dtype_name(dtype)),
         context=PAGE_TOKENS,
@@ -42,6 +39,7 @@ def layer_time(spec: ModelSpec, dtype: torch.dtype, device: str) -> int:
         device=device,
         ends=(False, False),
     )
+    engine = read_engine(spec, RandomCheckpoint(spec), (block, block), options)
     rows = torch.ones(1, spec.hidden_size, dtype=dtype)
     engine.turn([Work(KEY, 0, 1, rows, opens=PAGE_TOKENS)])  # the first one may compile kernels, for seconds
     threads = torch.get_num_threads()
@@ -56,7 +54,7 @@ def layer_time(spec: ModelSpec, dtype: torch.dtype, device: str) -> int:
 
 
 def _best(engine: Engine, rows: torch.Tensor) -> float:
-    """Seconds of the fastest of turns that all compute the same token."""
+    """Return the seconds of the fastest of turns that all compute the same token."""
     best, runs, began = float("inf"), 0, time.perf_counter()
     while True:
         engine.truncate(KEY, 1)

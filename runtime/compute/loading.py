@@ -7,7 +7,10 @@ blocks.
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
+from typing import Final
 
 import torch
 
@@ -20,159 +23,178 @@ from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.kv.paged_cache import PagedKVCache
 from zrt.runtime.compute.kv.session_cache import PageCount
 from zrt.runtime.compute.kv.slab_cache import SlabKVCache
-from zrt.runtime.compute.tensors import DTYPES, dtype_name
+from zrt.runtime.compute.tensors import dtype_name
 from zrt.runtime.compute.weight_sources import RandomCheckpoint, Source, open_checkpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.members import GPU_MEMORY, Assignment
+from zrt.runtime.messages.members import GPU_MEMORY
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
-from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS
+from zrt.runtime.models.checkpoint.formats.registry import format_of
+from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, held_ends
 from zrt.runtime.models.checkpoint.split import RankPart, part_bytes
 from zrt.runtime.paths import home
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The settings of one process's engine. `kv_bytes` are the process's own; `context` is in
+    tokens; `sessions` are open at once.
+
+    `gpu_memory` is the part of a CUDA device's memory that weights and KV may take. `ends` says
+    whether embedding and head are held, as `Shard.load` has it.
+    """
+
+    dtype: torch.dtype
+    kv_bytes: int
+    context: int
+    sessions: int
+    device: str
+    gpu_memory: float = GPU_MEMORY
+    ends: tuple[bool, bool] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadWatch:
+    """The hooks of whoever waits for a load: `progress(bytes read, bytes in all)`; on a GPU, then,
+    `captured(graphs, graphs in all)`; `cancelled` says whether to stop."""
+
+    progress: Callable[[int, int], None] | None = None
+    captured: Callable[[int, int], None] | None = None
+    cancelled: Callable[[], bool] | None = None
+
+
+UNWATCHED: Final = LoadWatch()
+
+
 def load_engine(
     folder: Path,
-    assignment: Assignment,
+    blocks: tuple[int, int],
+    options: EngineOptions,
     *,
-    device: str,
+    num_blocks: int,
+    random: bool = False,
     group: Collectives | None = None,
-    progress: Callable[[int, int], None],
-    captured: Callable[[int, int], None] | None = None,
-    cancelled: Callable[[], bool],
+    watch: LoadWatch = UNWATCHED,
 ) -> Engine:
-    """Read the assignment's shard from `folder` and allocate its KV pool; of a `group`, this rank's
-    part of both.
+    """Read blocks first..last of the model in `folder`, which has to have `num_blocks`, or draw
+    `random` weights for them, and allocate their KV pool; of a `group`, this rank's part of both.
 
-    `progress(bytes read, bytes in all)`; on a GPU, then, `captured(graphs, graphs in all)`.
     ZrtError: bad_model, unsupported, bad_config, insufficient_memory, cancelled.
     """
     spec = read_spec(folder)
-    if spec.num_blocks != assignment.num_blocks:
-        there = assignment.num_blocks
-        raise ZrtError("bad_model", f"{folder} has {spec.num_blocks} blocks here, {there} at the coordinator")
-    source = RandomCheckpoint(spec) if assignment.weights == "random" else open_checkpoint(folder)
-    return read_engine(
-        spec,
-        source,
-        (assignment.first, assignment.last),
-        dtype=DTYPES[assignment.dtype],
-        kv_bytes=assignment.kv_bytes // (1 if group is None else group.world),
-        context=assignment.context,
-        sessions=assignment.sessions,
-        device=device,
-        gpu_memory=assignment.gpu_memory,
-        group=group,
-        progress=progress,
-        captured=captured,
-        cancelled=cancelled,
-    )
+    if spec.num_blocks != num_blocks:
+        raise ZrtError("bad_model", f"{folder} has {spec.num_blocks} blocks here, {num_blocks} at the coordinator")
+    source = RandomCheckpoint(spec) if random else open_checkpoint(folder)
+    return read_engine(spec, source, blocks, options, group=group, watch=watch)
 
 
 def read_engine(
     spec: ModelSpec,
     source: Source,
     blocks: tuple[int, int],
+    options: EngineOptions,
     *,
-    dtype: torch.dtype,
-    kv_bytes: int,
-    context: int,
-    sessions: int,
-    device: str,
-    gpu_memory: float = GPU_MEMORY,
-    ends: tuple[bool, bool] | None = None,
     table: Linear | None = None,
     group: Collectives | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    captured: Callable[[int, int], None] | None = None,
-    cancelled: Callable[[], bool] | None = None,
+    watch: LoadWatch = UNWATCHED,
 ) -> Engine:
-    """As `load_engine`, from a source that is open; `kv_bytes` are this process's own, `ends` and
-    `table` as `Shard.load` has them."""
-    on_gpu = torch.device(device).type == "cuda"
-    if on_gpu:
-        _check_gpu(torch.device(device), spec, blocks, dtype, kv_bytes, gpu_memory, group)
-        from zrt.runtime.compute.cuda import batch_sampler  # needs Triton, which comes with torch for CUDA
+    """Read blocks first..last from a source that is open. `table` as `Shard.load` has it; errors as
+    `load_engine`."""
 
-        has_head = blocks[1] == spec.num_blocks - 1 if ends is None else ends[1]
-        compiling = batch_sampler.compiling(spec.vocab_size, torch.device(device)) if has_head else None
-    shard = Shard.load(
-        spec,
-        source,
-        blocks,
-        dtype=dtype,
-        device=device,
-        ends=ends,
-        table=table,
-        group=group,
-        progress=progress,
-        cancelled=cancelled,
-    )
-    if on_gpu:
-        from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder
-
-        pages = PagedKVCache(
-            shard.spec,
+    def load() -> Shard:
+        return Shard.load(
+            spec,
+            source,
             blocks,
-            dtype=dtype,
-            device=shard.device,
-            budget=kv_bytes,
-            context=context,
-            sessions=sessions,
+            dtype=options.dtype,
+            device=options.device,
+            ends=options.ends,
+            table=table,
+            group=group,
+            progress=watch.progress,
+            cancelled=watch.cancelled,
         )
-        decoder = GpuDecoder(shard, pages, sessions)
-        if compiling is not None:
-            compiling.join()
-        decoder.capture(home() / "gpu", captured)
-        return Engine(shard, pages, decoder)
-    cache = SlabKVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
+
+    if torch.device(options.device).type == "cuda":
+        _check_gpu(spec, blocks, options, group)
+        return _gpu_engine(spec, blocks, options, load, watch)
+    shard = load()
+    cache = SlabKVCache(
+        shard.spec,
+        blocks,
+        dtype=options.dtype,
+        budget=options.kv_bytes,
+        context=options.context,
+        sessions=options.sessions,
+    )
     return Engine(shard, cache, Decoder(shard, cache))
 
 
 def engine_of_ends(
-    spec: ModelSpec,
-    source: Source,
-    place: int,
-    *,
-    embedding: bool,
-    head: bool,
-    dtype: torch.dtype,
-    pages: int,
-    context: int,
-    sessions: int,
-    table: Linear | None = None,
+    spec: ModelSpec, source: Source, place: int, options: EngineOptions, *, pages: int, table: Linear | None = None
 ) -> Engine:
-    """No blocks, but what of the model's ends is asked for, on the CPU: what stands before block
-    `place`, where others run all blocks.
+    """Read no blocks, but what of the model's ends is asked for, to the CPU: what stands before
+    block `place`, where others run all blocks.
 
-    It holds no KV, and counts `pages` of it, so that it takes the sessions that they take.
+    The engine holds no KV, and counts `pages` of it, so that it takes the sessions that the others
+    take.
     """
-    shard = Shard.load(spec, source, (place, place - 1), dtype=dtype, ends=(embedding, head), table=table)
-    cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=context, sessions=sessions)
+    shard = Shard.load(spec, source, (place, place - 1), dtype=options.dtype, ends=options.ends, table=table)
+    cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=options.context, sessions=options.sessions)
     return Engine(shard, cache, Decoder(shard, cache))
 
 
-def _check_gpu(
-    device: torch.device,
+def _gpu_engine(
     spec: ModelSpec,
     blocks: tuple[int, int],
-    dtype: torch.dtype,
-    kv_bytes: int,
-    gpu_memory: float,
-    group: Collectives | None,
-) -> None:
-    """`unsupported` where this device or group cannot serve; `insufficient_vram` when weights and
-    KV are more than the budget or what is free."""
+    options: EngineOptions,
+    load: Callable[[], Shard],
+    watch: LoadWatch,
+) -> Engine:
+    """Load a shard to a GPU while the sampler's kernels compile, and capture its graphs."""
+    from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder  # needs Triton, which comes with torch for CUDA
+
+    compiling = _compile_sampler(spec, blocks, options)
+    shard = load()
+    pages = PagedKVCache(
+        shard.spec,
+        blocks,
+        dtype=options.dtype,
+        device=shard.device,
+        budget=options.kv_bytes,
+        context=options.context,
+        sessions=options.sessions,
+    )
+    decoder = GpuDecoder(shard, pages, options.sessions)
+    if compiling is not None:
+        compiling.join()
+    decoder.capture(home() / "gpu", watch.captured)
+    return Engine(shard, pages, decoder)
+
+
+def _compile_sampler(spec: ModelSpec, blocks: tuple[int, int], options: EngineOptions) -> Thread | None:
+    """Start the thread that compiles the sampler's kernels; None where no head is held."""
+    from zrt.runtime.compute.cuda import batch_sampler
+
+    _, has_head = held_ends(spec, *blocks) if options.ends is None else options.ends
+    return batch_sampler.compiling(spec.vocab_size, torch.device(options.device)) if has_head else None
+
+
+def _check_gpu(spec: ModelSpec, blocks: tuple[int, int], options: EngineOptions, group: Collectives | None) -> None:
+    """Raise `unsupported` where this device or group cannot serve; `insufficient_vram` when weights
+    and KV are more than the budget or what is free."""
+    device = torch.device(options.device)
     check_device(device)
     torch.cuda.set_device(device)
     gc.collect()  # what an engine before this one held is free, and not only torch's
     torch.cuda.empty_cache()
     part = RankPart() if group is None else RankPart(group.rank, group.world)
-    weights = part_bytes(spec, part, *blocks, dtype_name(dtype))
+    weights = part_bytes(spec, part, *blocks, format_of(dtype_name(options.dtype)))
     free, total = torch.cuda.mem_get_info(device)
-    budget = min(free, int(total * gpu_memory))
-    if weights + kv_bytes > budget:
+    budget = min(free, int(total * options.gpu_memory))
+    if weights + options.kv_bytes > budget:
         raise ZrtError(
             "insufficient_vram",
-            f"blocks {blocks[0]}-{blocks[1]} need {weights} bytes for weights and {kv_bytes} for KV on {device}; {budget} may be used "
-            f"({free} of {total} are free, gpu_memory is {gpu_memory}). Give [kv] fewer bytes, or cut the model into more stages",
+            f"blocks {blocks[0]}-{blocks[1]} need {weights} bytes for weights and {options.kv_bytes} for KV on {device}; "
+            f"{budget} may be used ({free} of {total} are free, gpu_memory is {options.gpu_memory}). "
+            "Give [kv] fewer bytes, or cut the model into more stages",
         )

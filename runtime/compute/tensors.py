@@ -62,17 +62,18 @@ with warnings.catch_warnings():
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The wire name of a dtype."""
+    """Return the wire name of a dtype."""
     return str(dtype).removeprefix("torch.")
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor itself where it is of that dtype; to ask torch even so costs an operation."""
+    """Return the tensor itself where it is of that dtype; to ask torch even so costs an
+    operation."""
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def to_bytes(tensor: Tensor, dtype: str | None = None) -> memoryview:
-    """The bytes of a tensor, first converted to `dtype` where one is given.
+    """Return the bytes of a tensor, first converted to `dtype` where one is given.
 
     Where it is contiguous, on the CPU, of that dtype and larger than COPIED, the view shares its
     memory, which must not be written to while the bytes are in use.
@@ -94,8 +95,8 @@ def to_bytes(tensor: Tensor, dtype: str | None = None) -> memoryview:
 
 
 def from_bytes(buffer: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Tensor:
-    """The tensor that lies in a buffer; it shares the buffer's memory (so do not write to it)
-    unless that is not aligned to its numbers.
+    """Return the tensor that lies in a buffer; it shares the buffer's memory (so do not write to
+    it) unless that is not aligned to its numbers.
 
     `bad_request` for a dtype not in `DTYPES`, or a shape that does not fit the buffer's size.
     """
@@ -106,25 +107,25 @@ def from_bytes(buffer: bytes | bytearray | memoryview, dtype: str, shape: Sequen
 
 
 def to_raw(tensor: Tensor) -> RawTensor:
-    """A tensor as Cake's messages carry it; shares memory as `to_bytes`. `bad_request` for a dtype
-    that has no tag."""
+    """Return a tensor as Cake's messages carry it; shares memory as `to_bytes`. `bad_request` for a
+    dtype that has no tag."""
     return RawTensor(to_bytes(tensor), _tag(tensor.dtype), list(tensor.shape))
 
 
 def rows_to_raw(rows: Tensor) -> RawTensor:
-    """Hidden states [n, hidden] as an operation carries them, [1, n, hidden]; otherwise as
+    """Return hidden states [n, hidden] as an operation carries them, [1, n, hidden]; otherwise as
     `to_raw`."""
     return RawTensor(to_bytes(rows), _tag(rows.dtype), [1, *rows.shape])
 
 
 def from_raw(raw: RawTensor | WireTensor) -> Tensor:
-    """The tensor of a message, sharing its memory as `from_bytes`. `bad_request`: an unknown tag,
-    or a shape that does not fit the data."""
+    """Return the tensor of a message, sharing its memory as `from_bytes`. `bad_request`: an unknown
+    tag, or a shape that does not fit the data."""
     return _shared(raw.data, _kind(raw), raw.shape)
 
 
 def rows_from_raw(raw: RawTensor | WireTensor) -> Tensor:
-    """Hidden states [n, hidden] of a message whose shape is [1, n, hidden]. `bad_request` as
+    """Return hidden states [n, hidden] of a message whose shape is [1, n, hidden]. `bad_request` as
     `from_raw`, and for another shape."""
     if len(raw.shape) != 3 or raw.shape[0] != 1:
         raise ZrtError("bad_request", f"expected a shape [1, n, hidden], got {raw.shape}")
@@ -148,7 +149,8 @@ class Rows:
         self._tensor = torch.empty(0)
 
     def take(self, raw: RawTensor | WireTensor) -> Tensor:
-        """As `rows_from_raw`. Good until the next is taken."""
+        """Return the hidden states of a message, as `rows_from_raw`. They are good until the next
+        is taken."""
         of = raw.dtype, raw.shape
         if of != self._of or len(raw.data) != len(self._memory):
             tensor = rows_from_raw(raw)

@@ -1,11 +1,11 @@
-"""What a turn is asked to do, and what it gives."""
+"""The orders of a turn, and its results."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from zrt.runtime.compute.sampler import Picked, Sampler
+from zrt.runtime.compute.sampler import Picked, Sampler, pick
 from zrt.runtime.compute.shared_rows.channel import HandedRows, Outlet
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.header import HandedOver
@@ -33,25 +33,30 @@ class Work:
 
     @property
     def held(self) -> Tensor:
-        """The rows, where nobody hands over any."""
+        """Return the rows, where nobody hands over any."""
         assert isinstance(self.rows, Tensor)
         return self.rows
 
     @property
+    def asks(self) -> bool:
+        """Return whether the logits after the step's last token are asked for."""
+        return self.sampler is not None or self.logits
+
+    @property
     def takes_best(self) -> bool:
-        """Whether the greatest logit's token is all that is asked for."""
+        """Return whether the greatest logit's token is all that is asked for."""
         return self.best or (self.sampler is not None and self.sampler.greedy and self.sampler.plain)
 
     @property
     def takes_pick(self) -> bool:
-        """Whether a token is all that is asked for, and one that a device can pick."""
+        """Return whether a token is all that is asked for, and one that a device can pick."""
         return self.best or (self.sampler is not None and self.sampler.plain)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one step. `have` is what the stage holds afterwards. With a `fault` nothing of
-    it happened.
+    """The fate of one step. `have` is what the stage holds afterwards. With a `fault` nothing of
+    the step happened.
 
     `first` is the step's first row in the turn's output, -1 if it has none. `picked` is the token
     that was asked for, or why there is none although the step ran.
@@ -64,14 +69,14 @@ class Outcome:
 
     @property
     def failure(self) -> ZrtError | None:
-        """Why the session does not get on."""
+        """Return why the session does not get on."""
         return self.picked if isinstance(self.picked, ZrtError) else self.fault
 
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """`output`: hidden states [Σn, hidden] of the steps that ran, or float32 logits [k, vocab] of
-    those that asked for them.
+    """The results of a turn. `output`: hidden states [Σn, hidden] of the steps that ran, or float32
+    logits [k, vocab] of those that asked for them.
 
     `handed` says where the hidden states lie if they were handed over instead: the device may not
     have computed them yet. `lent_us` is what hops to layer workers took of the turn.
@@ -85,8 +90,8 @@ class TurnResult:
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """Where a turn's results go while it runs, on a GPU: hidden states to `outlet`, or the greatest
-    logits' tokens, int64 [steps that ran].
+    """The way of a turn's results while it runs, on a GPU: hidden states to `outlet`, or the
+    greatest logits' tokens, int64 [steps that ran].
 
     `begun` is told, in the executor, where the tokens will lie, before anybody knows them, and
     which of the turn's works they follow.
@@ -112,16 +117,64 @@ class BatchStep:
     rope_length: int = 0
 
 
-def session_name(key: Hashable) -> str:
-    """A session as people are shown it: those that a coordinator counts in 16 hexadecimal digits,
-    those of bare peers as they are kept."""
-    return f"{key:016x}" if isinstance(key, int) else repr(key)
+@dataclass(frozen=True, slots=True)
+class AdmittedSteps:
+    """The steps of a turn that can run, with their works and the works' places in the turn, and the
+    faults of the others by place."""
+
+    steps: list[BatchStep]
+    ran: list[Work]
+    places: list[int]
+    faults: dict[int, ZrtError]
+
+    def outcomes(
+        self,
+        works: Sequence[Work],
+        have: Callable[[Hashable], int],
+        lost: Collection[int],
+        picked: Sequence[Picked | ZrtError] | None,
+    ) -> list[Outcome]:
+        """Return what became of each work of the turn. `have` tells the tokens held of a session,
+        `lost` are the ids of works whose rows never came, `picked` are the tokens of the works with
+        a sampler; None where the output is hidden states.
+        """
+        outcomes, tokens, row = [], iter(picked or ()), 0
+        for index, work in enumerate(works):
+            if index in self.faults:
+                outcomes.append(Outcome(have(work.key), self.faults[index]))
+                continue
+            rows = work.n if picked is None else int(work.asks)
+            token = next(tokens) if work.sampler and picked is not None else None
+            if id(work) in lost:
+                fault = ZrtError("stage_lost", "the stage before is gone, and the rows it was to hand over with it")
+                outcomes.append(Outcome(have(work.key), fault))
+            else:
+                outcomes.append(Outcome(work.seq_pos + work.n, None, row if rows else -1, token))
+            row += rows
+        return outcomes
+
+
+def pick_tokens(
+    ran: Sequence[Work], output: Tensor, vocab: int, best: Tensor | None, *, drawn: bool
+) -> list[Picked | ZrtError]:
+    """Pick the token of each work that has a sampler. `output` are the logits [k, vocab or more] of
+    the works that ask for any; `best` and `drawn` are as `sampler.pick` has them."""
+    asking = [work for work in ran if work.asks]
+    rows = [row for row, work in enumerate(asking) if work.sampler]
+    if not rows:
+        return []
+    samplers = [work.sampler for work in asking if work.sampler]
+    positions = [work.seq_pos + work.n for work in asking if work.sampler]
+    logits = output[:, :vocab]  # a head may be padded
+    if len(rows) == len(asking):
+        return pick(logits, samplers, positions, best, drawn=drawn)
+    return pick(logits[rows], samplers, positions)
 
 
 @dataclass(frozen=True, slots=True)
 class Picking:
-    """What the caller of a forward does with its logits. `alone`: nothing, but take what the device
-    picks from them.
+    """The use that the caller of a forward has for its logits. `alone`: nothing, but take what the
+    device picks from them.
 
     `draw` says of each row how that is done (Sampler.knobs); empty: all are greedy. `begun` is
     given the tokens, int64 [rows] on the device, before anybody knows them, if they alone are taken

@@ -1,5 +1,5 @@
-"""Where weights come from: safetensors files read by byte range, or tensors drawn from a config
-alone.
+"""Sources of weights: safetensors files read by byte range, or tensors drawn from a config alone.
+
 
 A source fills tensors that the caller allocated, whole or in part, so nothing beyond one chunk is
 held besides them: files are read with `preadv` (never mapped), straight into the destination where
@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.checkpoint.formats.weight_format import ByteRuns, matrix_shape
 from zrt.runtime.models.checkpoint.index import CheckpointIndex
 from zrt.runtime.models.checkpoint.safetensors import open_file
 
@@ -28,30 +29,21 @@ RUN_BYTES: Final = 4 << 20  # of float32 drawn from one seed; another value make
 DRAWERS: Final = 16
 """Threads that draw at once, if there are so many cores; each holds a run, and the one that is
 placed is one more."""
-FILE_DTYPES: Final = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
-"""torch's name of each of `inventory.READABLE`."""
-
 Tick = Callable[[int], None]
 """Called with the destination bytes just filled, at least once every `CHUNK_BYTES`; may raise to
 stop the read."""
 
 
 class Source(Protocol):
-    """Fills tensors by name."""
+    """Tensors by name, to be filled."""
 
     def matched(self, spec: ModelSpec) -> "tuple[Source, ModelSpec]":
-        """The source and the spec to load by: where a head is tied, the files have the last word on
-        what it is tied to."""
+        """Return the source and the spec to load by: where a head is tied, the files have the last
+        word on what it is tied to."""
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        """`bad_model` or `unsupported` unless the source has tensor `name`, whole, in this shape
-        and a dtype it can read. Reads no data."""
+        """Raise `bad_model` or `unsupported` unless the source has tensor `name`, whole, in this
+        shape and a dtype it can read. Reads no data."""
 
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
         """Fill `into` with the part of tensor `name` (`shape`, 1 or 2 dimensions) whose corner is
@@ -68,22 +60,21 @@ class Checkpoint(CheckpointIndex):
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
         """See `Source.read`."""
         self.check(name, shape)
-        entry = self.entry(name)
-        dtype = FILE_DTYPES[entry.dtype]
-        full, part = _matrix_shape(shape), _as_matrix(into)
-        _check_part(name, full, part, row, column)
+        entry, weights = self.entry(name), self.weight_format(name)
+        dtype: torch.dtype = getattr(torch, weights.name)
+        part = _as_matrix(into)
+        _check_part(name, matrix_shape(shape), part, row, column)
         direct = dtype == into.dtype and into.device.type == "cpu" and part.is_contiguous()
-        width = part.shape[1] * dtype.itemsize
-        rows = _rows_a_chunk(part, width)
-        staging = None if direct else _Staging(rows, part.shape[1], dtype, into.device)
-        place = _Place(entry.begin, full[1] * dtype.itemsize, column * dtype.itemsize)
+        columns = range(column, column + part.shape[1])
+        width = len(columns) * dtype.itemsize
+        staging = None if direct else _Staging(_rows_a_chunk(part, width), len(columns), dtype, into.device)
         descriptor = open_file(entry.file)
         try:
             for start, stop in _chunks(part, width):
                 target = part[start:stop]
                 chunk = target if staging is None else staging.free(stop - start)
-                for lines, offset in place.runs(chunk, row + start):
-                    _read_exactly(descriptor, lines, offset, name, entry.file)
+                (runs,) = weights.runs(shape, range(row + start, row + stop), columns)
+                _read_runs(descriptor, chunk, entry.begin, runs, name, entry.file)
                 if staging is not None:
                     staging.send(chunk, target)
                 tick(target.numel() * target.itemsize)
@@ -108,15 +99,15 @@ class RandomCheckpoint:
         self._norm_center = 0.0 if spec.norms_plus_one else 1.0
 
     def matched(self, spec: ModelSpec) -> tuple[Source, ModelSpec]:
-        """See `Source.matched`: it has what the spec asks for."""
+        """See `Source.matched`: random weights are whatever the spec asks for."""
         return self, spec
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        """See `Source.check`: it has every tensor, in every shape."""
+        """See `Source.check`: there is every tensor, in every shape."""
 
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
         """See `Source.read`."""
-        full, part = _matrix_shape(shape), _as_matrix(into)
+        full, part = matrix_shape(shape), _as_matrix(into)
         _check_part(name, full, part, row, column)
         center = self._norm_center if name.endswith("norm.weight") else 0.0
         run = max(1, RUN_BYTES // (full[1] * 4))
@@ -160,20 +151,20 @@ class RandomCheckpoint:
 
 
 def _pages(rows: int, width: int) -> Tensor:
-    """float32 [rows, width], 0, in pages of its own, which the system has back when it is dropped.
-    What threads allocate and free, malloc keeps for each of them."""
+    """Return float32 [rows, width], 0, in pages of its own, which the system has back when the
+    tensor is dropped. What threads allocate and free, malloc keeps for each of them."""
     return torch.frombuffer(mmap.mmap(-1, rows * width * 4, mmap.MAP_PRIVATE), dtype=torch.float32).view(rows, width)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`: `model.safetensors`, else the files its index names. `bad_model`
-    when there is neither."""
+    """Open the checkpoint in `folder`: `model.safetensors`, else the files its index names.
+    `bad_model` when there is neither."""
     return Checkpoint.open(folder)
 
 
 class _Staging:
-    """Where chunks wait that cannot be read straight into a tensor. On the way to a GPU there are
-    two: one is read while the other travels."""
+    """The place where chunks wait that cannot be read straight into a tensor. On the way to a GPU
+    there are two: one is read while the other travels."""
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -183,7 +174,7 @@ class _Staging:
         self._turn = 0
 
     def free(self, rows: int) -> Tensor:
-        """So many rows to be written to."""
+        """Return so many rows to be written to."""
         if self._sent:
             self._sent[self._turn].synchronize()
         return self._chunks[self._turn][:rows]
@@ -196,28 +187,17 @@ class _Staging:
         self._turn = (self._turn + 1) % len(self._chunks)
 
     def end(self) -> None:
-        """All that was sent has come."""
+        """Wait until all that was sent has come."""
         for sent in self._sent:
             sent.synchronize()
 
 
-class _Place(NamedTuple):
-    """A matrix in a file: where it begins, and the bytes of a row and of what stands before the
-    wanted columns in it."""
-
-    begin: int
-    row_bytes: int
-    skipped: int
-
-    def runs(self, into: Tensor, row: int) -> Iterator[tuple[Tensor, int]]:
-        """The parts of `into`, rows from `row` on, that each lie in one piece in the file, with the
-        offset of each."""
-        offset = self.begin + row * self.row_bytes + self.skipped
-        if into.shape[1] * into.itemsize == self.row_bytes:
-            yield into, offset
-            return
-        for number, part in enumerate(into.unbind(0)):
-            yield part, offset + number * self.row_bytes
+def _read_runs(descriptor: int, into: Tensor, begin: int, runs: ByteRuns, name: str, file: Path) -> None:
+    """Fill a contiguous CPU tensor [rows, columns] from the runs of bytes that hold it, counted
+    from offset `begin`: one run, or one a row."""
+    parts = (into,) if runs.count == 1 else into.unbind(0)
+    for part, run in zip(parts, runs, strict=True):
+        _read_exactly(descriptor, part, begin + run.start, name, file)
 
 
 def _read_exactly(descriptor: int, into: Tensor, offset: int, name: str, file: Path) -> None:
@@ -234,10 +214,6 @@ def _read_exactly(descriptor: int, into: Tensor, offset: int, name: str, file: P
         done += count
 
 
-def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    return (shape[0], shape[1]) if len(shape) == 2 else (shape[0], 1)
-
-
 def _as_matrix(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 2 else tensor.unsqueeze(1)
 
@@ -250,7 +226,7 @@ def _check_part(name: str, full: tuple[int, int], part: Tensor, row: int, column
 
 
 def _rows_a_chunk(part: Tensor, row_bytes: int) -> int:
-    """Rows that keep both what is read and what is filled within a chunk."""
+    """Return the rows that keep both what is read and what is filled within a chunk."""
     return max(1, min(part.shape[0], CHUNK_BYTES // max(row_bytes, part.shape[1] * part.itemsize, 1)))
 
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from zrt.runtime.cluster.file_loader import parse
 from zrt.runtime.cluster.seats import stage_ranges
 from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.formats.dense import FLOAT32
 from zrt.runtime.models.checkpoint.layout import shard_bytes
 
 PROMPTS = [
@@ -107,7 +108,7 @@ def test_a_stage_costs_its_own_shard(cluster: Running, demo_model: Path, bare: i
     stages = [name for name in sorted(children) if name.startswith("stage")]
     ranges = stage_ranges(parse(_conf(demo_model, len(stages)), "test"), spec)
     for name, blocks in zip(stages, ranges, strict=True):
-        shard = shard_bytes(spec, blocks.first, blocks.last, "float32")
+        shard = shard_bytes(spec, blocks.first, blocks.last, FLOAT32)
         assert _peak(children[name].pid) - bare <= 1.3 * shard
 
 

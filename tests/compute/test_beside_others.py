@@ -18,17 +18,14 @@ import json, sys, time
 from pathlib import Path
 import torch
 from zrt.runtime.models.checkpoint.layout import kv_token_bytes
-from zrt.runtime.compute.loading import read_engine
+from zrt.runtime.compute.loading import EngineOptions, read_engine
 from zrt.runtime.models.architecture.spec import read_spec
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weight_sources import RandomCheckpoint
 
 CONTEXT = 512
 spec = read_spec(Path(sys.argv[1]))
-engine = read_engine(
-    spec,
-    RandomCheckpoint(spec),
-    (0, spec.num_blocks - 1),
+options = EngineOptions(
     dtype=torch.float32,
     kv_bytes=spec.num_blocks * CONTEXT * kv_token_bytes(spec, "float32"),
     context=CONTEXT,
@@ -36,6 +33,7 @@ engine = read_engine(
     device="cpu",
     ends=(False, False),
 )
+engine = read_engine(spec, RandomCheckpoint(spec), (0, spec.num_blocks - 1), options)
 rows = torch.linspace(-1, 1, spec.hidden_size)[None]
 engine.turn([Work("it", 0, 1, rows, opens=CONTEXT)])
 times, outputs = {1: [], 2: []}, []

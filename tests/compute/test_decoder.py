@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from zrt.actors.block_server.backend import load_assigned
 from zrt.runtime.compute.decoder.decoder import Decoder
-from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.turn import BatchStep
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.members import Assignment
@@ -213,5 +213,5 @@ def test_admitting_a_step_takes_its_pages_and_goes_back_where_it_must(folder, pi
 def test_a_device_that_is_not_supported_is_refused_before_anything_is_read(folder) -> None:
     assignment = Assignment(1, "tiny", "files", 0, 3, 4, "float32", 1 << 20, 64, 1, 16, 1.0)
     with pytest.raises(ZrtError, match="cuda") as caught:
-        load_engine(folder, assignment, device="cuda:0", progress=print, cancelled=lambda: False)
+        load_assigned(folder, assignment, device="cuda:0")
     assert caught.value.kind == "unsupported"

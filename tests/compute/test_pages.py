@@ -6,8 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zrt.runtime.compute.kv.page_pool import Freed, Opening, PagePool
-from zrt.runtime.compute.turn import session_name
+from zrt.runtime.compute.kv.page_pool import Freed, Opening, PagePool, session_name
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.page_keys import PageKeys
 

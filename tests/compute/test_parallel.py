@@ -14,6 +14,7 @@ from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.weight_sources import RandomCheckpoint, open_checkpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.formats.dense import FLOAT32
 from zrt.runtime.models.checkpoint.layout import shard_bytes, shard_shapes
 from zrt.runtime.models.checkpoint.split import RankPart, check_split, part_bytes, works
 
@@ -144,7 +145,7 @@ def test_a_rank_holds_and_reads_its_share_and_what_cannot_be_split(name, tp, mak
         return count
 
     monkeypatch.setattr(os, "preadv", counted)
-    whole = shard_bytes(spec, 0, 3, "float32")
+    whole = shard_bytes(spec, 0, 3, FLOAT32)
     fixed = whole_everywhere(spec)
     row = 4 * spec.hidden_size
     kv_matrix = 2 * spec.num_kv_heads * spec.head_dim * row * spec.num_blocks
@@ -153,7 +154,7 @@ def test_a_rank_holds_and_reads_its_share_and_what_cannot_be_split(name, tp, mak
     for rank in range(tp):
         read = 0
         shard = Shard.load(spec, open_checkpoint(folder), (0, 3), dtype=torch.float32, group=Alone(rank, tp))
-        assert shard.nbytes == part_bytes(spec, RankPart(rank, tp), 0, 3, "float32")
+        assert shard.nbytes == part_bytes(spec, RankPart(rank, tp), 0, 3, FLOAT32)
         assert read <= shard.nbytes <= read + 2 * padding * spec.vocab_size
         assert shard.nbytes <= 1.05 * ((whole - fixed) / tp + fixed + extra + padding)
 

@@ -19,8 +19,8 @@ from transformers import (
 )
 from transformers.generation import SequenceBiasLogitsProcessor
 
+from zrt.actors.block_server.backend import load_assigned
 from zrt.runtime.compute.decoder.decoder import Decoder
-from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.sampler import Picked, Sampler, pick, restrict, uniform
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
@@ -339,7 +339,7 @@ def test_logprobs_are_the_models_own_whatever_is_done_to_pick() -> None:
 def test_the_padding_of_a_head_is_never_picked(make_model: Callable[..., Path], temperature, monkeypatch) -> None:
     folder = make_model("llama")
     assignment = Assignment(1, str(folder), "files", 0, 3, 4, "float32", 1 << 22, 64, 4, 64, 60.0)
-    engine = load_engine(folder, assignment, device="cpu", progress=lambda *_: None, cancelled=lambda: False)
+    engine = load_assigned(folder, assignment, device="cpu")
     forward = Decoder.forward
 
     def padded(decoder, steps, x, picking):

@@ -288,7 +288,21 @@ def test_a_folder_without_a_readable_config_is_refused(content, text, tmp_path: 
     assert caught.value.kind == "bad_model"
 
 
-@pytest.mark.parametrize("module", ["spec", "families", "rope_spec", "layout", "headers", "pages", "batch", "threads"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "models.architecture.spec",
+        "models.architecture.families",
+        "models.architecture.rope_spec",
+        "models.checkpoint.formats.registry",
+        "models.checkpoint.layout",
+        "models.checkpoint.split",
+        "models.checkpoint.safetensors",
+        "models.checkpoint.report",
+        "compute.kv.page_pool",
+        "compute.threads",
+    ],
+)
 def test_the_pure_modules_import_no_torch(module) -> None:
-    code = f"import sys, zrt.runtime.compute.{module}; sys.exit('torch' in sys.modules)"
+    code = f"import sys, zrt.runtime.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -21,6 +21,7 @@ from zrt.runtime.compute.weight_sources import CHUNK_BYTES, RandomCheckpoint, op
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.families import FAMILIES
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
+from zrt.runtime.models.checkpoint.formats.dense import BFLOAT16, FLOAT32
 from zrt.runtime.models.checkpoint.layout import block_bytes, embedding_bytes, head_bytes, shard_bytes
 
 
@@ -124,10 +125,10 @@ def test_a_shard_takes_the_bytes_that_were_planned(make_model, family, tied, blo
         spare = (blocks[1] - blocks[0] + 1) * (per_head - 2 * spec.head_dim) * 2
     else:
         spare = 0
-    assert sum(storages.values()) - spare == shard.nbytes == shard_bytes(spec, *blocks, "bfloat16")
-    parts = (blocks[1] - blocks[0] + 1) * block_bytes(spec, "bfloat16")
-    parts += embedding_bytes(spec, "bfloat16") * (blocks[0] == 0) + head_bytes(spec, "bfloat16") * (blocks[1] == 3)
-    shared = embedding_bytes(spec, "bfloat16") if tied and blocks == (0, 3) else 0
+    assert sum(storages.values()) - spare == shard.nbytes == shard_bytes(spec, *blocks, BFLOAT16)
+    parts = (blocks[1] - blocks[0] + 1) * block_bytes(spec, BFLOAT16)
+    parts += embedding_bytes(spec, BFLOAT16) * (blocks[0] == 0) + head_bytes(spec, BFLOAT16) * (blocks[1] == 3)
+    shared = embedding_bytes(spec, BFLOAT16) if tied and blocks == (0, 3) else 0
     assert shard.nbytes == parts - shared
 
 
@@ -146,7 +147,7 @@ def test_a_shard_with_the_head_takes_the_tied_embedding_of_another(make_model, t
         progress=lambda done, total: seen.append((done, total)),
     )
     assert (last.head is first.embedding) == tied
-    own = shard_bytes(spec, 2, 3, "float32") - (embedding_bytes(spec, "float32") if tied else 0)
+    own = shard_bytes(spec, 2, 3, FLOAT32) - (embedding_bytes(spec, FLOAT32) if tied else 0)
     assert seen[-1] == (own, own)
     assert last.nbytes == own
 
@@ -291,7 +292,7 @@ def test_a_tied_head_that_is_shipped_is_used_as_transformers_uses_it(
     assert pipeline(folder, cuts).greedy("s", prompt, 12) == wanted
     shard = _load(folder)
     assert (shard.head is shard.embedding) == (shipped == "alone")
-    assert shard.nbytes == shard_bytes(shard.spec, 0, 3, "float32")
+    assert shard.nbytes == shard_bytes(shard.spec, 0, 3, FLOAT32)
 
 
 def test_files_that_are_not_the_model_are_ignored(make_model, tmp_path) -> None:

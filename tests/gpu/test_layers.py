@@ -15,7 +15,7 @@ from support.clusters import Local, local_cluster
 from support.running import free_port, start_zrt
 from support.tiny_models import reference
 
-from zrt.actors.layer_worker.assigned_layers import AssignedLayers
+from zrt.actors.layer_worker.assigned_layers import AssignedLayers, options_of
 from zrt.runtime.actor.executor import LOST_DEVICE_STATUS
 from zrt.runtime.cluster.layer_sharing import usable
 from zrt.runtime.compute.devices import device_memory
@@ -128,7 +128,7 @@ sys.path.insert(0, {str(TESTS)!r})
 from support.failing_worker import lose_device
 from zrt.actors.block_server.backend import LocalBackend
 from zrt.runtime.compute.devices import device_lives
-from zrt.runtime.compute.loading import read_engine
+from zrt.runtime.compute.loading import EngineOptions, read_engine
 from zrt.runtime.models.architecture.spec import read_spec
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.compute.weight_sources import RandomCheckpoint
@@ -136,8 +136,8 @@ from zrt.runtime.actor.executor import ComputeExecutor
 
 async def run(folder):
     spec, executor = read_spec(folder), ComputeExecutor("executor", partial(device_lives, torch.device("{GPU}")))
-    size = dict(dtype=torch.float32, kv_bytes=1 << 24, context=256, sessions=1, device="{GPU}")
-    engine = await executor.run(lambda: read_engine(spec, RandomCheckpoint(spec), (1, 2), **size))
+    options = EngineOptions(dtype=torch.float32, kv_bytes=1 << 24, context=256, sessions=1, device="{GPU}")
+    engine = await executor.run(lambda: read_engine(spec, RandomCheckpoint(spec), (1, 2), options))
     backend = LocalBackend(executor, engine)
     step = [Work("a", 0, 1, torch.ones(1, spec.hidden_size), opens=1)]
     assert (await backend.turn(step, 1)).outcomes[0].fault is None
@@ -189,11 +189,7 @@ def test_a_worker_holds_all_that_plans_may_give_it(model: Path) -> None:
         spec,
         RandomCheckpoint(spec),
         [(1, 2)],
-        dtype=torch.bfloat16,
-        kv_bytes=room,
-        context=256,
-        sessions=4,
-        device=GPU,
+        options_of(PrepareLayers("", "bfloat16", room, 256, 4), GPU),
     )
     (engine,) = held.engines
     assert engine.stats().total * engine.stats().page_bytes > room - (16 << 20)

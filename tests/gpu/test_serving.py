@@ -13,7 +13,7 @@ from support.loads import load, undisturbed
 from support.running import Running, running
 
 from zrt.runtime.client.client import Client
-from zrt.runtime.compute.loading import read_engine
+from zrt.runtime.compute.loading import EngineOptions, LoadWatch, read_engine
 from zrt.runtime.compute.weight_sources import RandomCheckpoint, open_checkpoint
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import read_spec
@@ -105,12 +105,9 @@ def test_what_is_more_than_its_share_is_refused_with_the_numbers(folder: Path) -
             spec,
             RandomCheckpoint(spec),
             (0, 3),
-            dtype=torch.float32,
-            kv_bytes=1 << 30,
-            context=256,
-            sessions=4,
-            device="cuda:0",
-            gpu_memory=0.001,
+            EngineOptions(
+                dtype=torch.float32, kv_bytes=1 << 30, context=256, sessions=4, device="cuda:0", gpu_memory=0.001
+            ),
         )
     assert caught.value.kind == "insufficient_vram"
     assert f"{1 << 30} for KV" in caught.value.message
@@ -129,12 +126,8 @@ def test_weights_from_files_come_whole_and_graphs_are_counted(make_model: Callab
         read_spec(folder),
         source,
         (0, 3),
-        dtype=torch.bfloat16,
-        kv_bytes=1 << 24,
-        context=256,
-        sessions=4,
-        device="cuda:0",
-        captured=lambda done, count: graphs.append((done, count)),
+        EngineOptions(dtype=torch.bfloat16, kv_bytes=1 << 24, context=256, sessions=4, device="cuda:0"),
+        watch=LoadWatch(captured=lambda done, count: graphs.append((done, count))),
     )
     count = 3 + 9 + 5  # of decodes, of prompts alone, and of both
     assert graphs == [(done, count) for done in range(count + 1)]

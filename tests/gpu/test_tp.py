@@ -18,13 +18,13 @@ from support.clusters import local_cluster
 from support.peers import until
 from torch import Tensor
 
+from zrt.actors.block_server.backend import load_assigned
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
 from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.actors.block_server.tensor_parallel.trial import try_group
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.collectives.communicator import Communicator, Rendezvous
-from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.turn import Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.members import Assignment
@@ -161,9 +161,7 @@ def assigned(folder: Path, dtype: str) -> Assignment:
 
 
 def on_one(folder: Path, dtype: str, tokens: list[int]) -> Tensor:
-    engine = load_engine(
-        folder, assigned(folder, dtype), device="cuda:0", progress=lambda *_: None, cancelled=lambda: False
-    )
+    engine = load_assigned(folder, assigned(folder, dtype), device="cuda:0")
     rows = [engine.turn([step(tokens, at)]).output for at in range(len(tokens))]
     return torch.cat([row for row in rows if row is not None])
 

@@ -26,6 +26,7 @@ from zrt.runtime.messages.members import Assignment, LoadProgress
 from zrt.runtime.messages.ranks import SessionTruncated, TruncateSession
 from zrt.runtime.messages.stats import GroupLoad
 from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.formats.dense import FLOAT32
 from zrt.runtime.models.checkpoint.split import RankPart, part_bytes
 
 PROMPT = [1, 17, 93, 4, 150, 62, 62, 8, 31, 120, 5]
@@ -134,7 +135,7 @@ async def test_the_process_of_a_rank_grows_by_its_part(make_model: Callable[...,
         await group.end()
         executor.close()
         await actor.stop()
-    part = part_bytes(read_spec(folder), RankPart(1, 2), 0, 3, "float32")
+    part = part_bytes(read_spec(folder), RankPart(1, 2), 0, 3, FLOAT32)
     assert part > 45e6
     assert part <= grown <= 1.05 * part + kv_bytes / 2 + slack
 

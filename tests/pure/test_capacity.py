@@ -19,6 +19,7 @@ from zrt.runtime.cluster.partition import Blocks, Wish
 from zrt.runtime.cluster.seats import stage_ranges
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec, spec_from_config
+from zrt.runtime.models.checkpoint.formats.dense import BFLOAT16
 from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -49,7 +50,7 @@ def test_each_stage_takes_its_weights_its_kv_and_its_process() -> None:
     assert [(stage.name, str(stage.blocks)) for stage in found.stages] == [("stage0", "0-15"), ("stage1", "16-31")]
     for stage in found.stages:
         page = PAGE_TOKENS * len(stage.blocks) * kv_token_bytes(LLAMA_8B, "bfloat16")
-        assert stage.weight_bytes == shard_bytes(LLAMA_8B, stage.blocks.first, stage.blocks.last, "bfloat16")
+        assert stage.weight_bytes == shard_bytes(LLAMA_8B, stage.blocks.first, stage.blocks.last, BFLOAT16)
         assert (stage.kv_bytes, stage.kv_page_bytes, stage.kv_tokens) == (GIB, page, GIB // page * PAGE_TOKENS)
         assert stage.total_bytes == stage.weight_bytes + GIB + stage.process_bytes
     first, second = found.stages
@@ -215,10 +216,10 @@ def _some_cut_fits(conf: Conf) -> bool:
             31
             if not left
             else max(
-                (n for n in range(first, 32 - left) if shard_bytes(LLAMA_8B, first, n, "bfloat16") <= room), default=-1
+                (n for n in range(first, 32 - left) if shard_bytes(LLAMA_8B, first, n, BFLOAT16) <= room), default=-1
             )
         )
-        if last < first or shard_bytes(LLAMA_8B, first, last, "bfloat16") > room:
+        if last < first or shard_bytes(LLAMA_8B, first, last, BFLOAT16) > room:
             return False
         first = last + 1
     return True

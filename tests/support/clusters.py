@@ -25,6 +25,7 @@ from zrt.runtime.exit import leave
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.sessions import Close
 from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.formats.dense import FLOAT32
 from zrt.runtime.models.checkpoint.layout import block_bytes, ends_bytes
 
 READY_S = 60.0
@@ -198,8 +199,8 @@ def memory_for(model: Path, blocks: int, *, worker: bool = False, kv_bytes: int 
     """What a block server, or a worker, takes with so many blocks, and a little more."""
     spec = read_spec(model)
     conf = parse(cluster_file(model, [None]), "test")
-    block = block_bytes(spec, "float32") + kv_bytes // spec.num_blocks
-    ends = 0 if worker else ends_bytes(spec, True, True, "float32")
+    block = block_bytes(spec, FLOAT32) + kv_bytes // spec.num_blocks
+    ends = 0 if worker else ends_bytes(spec, True, True, FLOAT32)
     return process_bytes(conf, spec) + ends + blocks * block + block // 2
 
 

@@ -30,6 +30,7 @@ from zrt.runtime.messages.layers import (
 )
 from zrt.runtime.messages.members import Assignment
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
+from zrt.runtime.models.checkpoint.formats.registry import format_of
 from zrt.runtime.models.checkpoint.index import CheckpointIndex
 from zrt.runtime.models.checkpoint.layer_manifest import MANIFEST
 from zrt.runtime.models.checkpoint.layout import block_bytes
@@ -60,7 +61,7 @@ class LentModel:
     @property
     def block_bytes(self) -> int:
         """What one block takes of its holder's memory, with its KV."""
-        return block_bytes(self.spec, self.assignment.dtype) + self.kv_bytes(1)
+        return block_bytes(self.spec, format_of(self.assignment.dtype)) + self.kv_bytes(1)
 
     @property
     def turn_bytes(self) -> int:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from zrt.actors.block_server.backend import Backend, LocalBackend
+from zrt.actors.block_server.backend import Backend, LocalBackend, load_assigned
 from zrt.actors.block_server.layer_lending.layer_setup import LentModel
 from zrt.actors.block_server.layer_lending.lending_backend import LendingBackend, OwnRun, Progress, cut
 from zrt.actors.block_server.layer_lending.lent_worker import LentWorker
@@ -27,13 +27,13 @@ from zrt.runtime.cluster.memory import BLOCK_SERVER_BYTES, in_words
 from zrt.runtime.compute.devices import device_memory
 from zrt.runtime.compute.engine import Engine, given_back
 from zrt.runtime.compute.layer_time import layer_time
-from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.tensors import DTYPES
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 from zrt.runtime.messages.control import Address, Fault
 from zrt.runtime.messages.members import Assignment, Lend, Workers
 from zrt.runtime.messages.stats import LendLoad
+from zrt.runtime.models.checkpoint.formats.registry import format_of
 from zrt.runtime.models.checkpoint.layout import ends_bytes
 
 log = logging.getLogger(__name__)
@@ -329,7 +329,8 @@ class Lending:
         here = (socket.gethostname(), self._device)
         crowd = Counter([here, *((worker.has.host, worker.has.device) for worker in helpers)])
         free, total = await self._executor.run(device_memory, self._device)
-        ends = ends_bytes(model.spec, given.first == 0, given.last == given.num_blocks - 1, given.dtype)
+        weights = format_of(given.dtype)
+        ends = ends_bytes(model.spec, given.first == 0, given.last == given.num_blocks - 1, weights)
         turn = model.turn_bytes
         held = given_back(self._kept.values(), self._device)
         if self._device == "cpu":
@@ -371,4 +372,4 @@ def _narrow(worker: LentWorker, model: LentModel, pins: list[Lend]) -> str:
 
 
 def _load(folder: Path, given: Assignment, device: str, progress: Progress, cancelled: Callable[[], bool]) -> Engine:
-    return load_engine(folder, given, device=device, progress=progress, cancelled=cancelled)
+    return load_assigned(folder, given, device=device, progress=progress, cancelled=cancelled)

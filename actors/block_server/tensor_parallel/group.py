@@ -16,6 +16,7 @@ from typing import Final
 
 import torch
 
+from zrt.actors.block_server.backend import load_assigned
 from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.actors.block_server.tensor_parallel.operations import ABORT_S, RankOperations
 from zrt.actors.block_server.tensor_parallel.rank_processes import RankProcesses
@@ -24,7 +25,6 @@ from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.collectives.communicator import Communicator, Rendezvous
 from zrt.runtime.compute.engine import Engine
-from zrt.runtime.compute.loading import load_engine
 from zrt.runtime.compute.tensors import to_bytes
 from zrt.runtime.compute.turn import TurnResult, Work
 from zrt.runtime.compute.weight_sources import open_checkpoint
@@ -175,7 +175,7 @@ class RankGroup:
         text = (folder / "config.json").read_text()
 
         def own() -> Engine:
-            return load_engine(
+            return load_assigned(
                 folder,
                 assignment,
                 device=str(self._device),

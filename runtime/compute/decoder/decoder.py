@@ -17,10 +17,11 @@ from zrt.runtime.compute.decoder.rope import rotary, rotate_
 from zrt.runtime.compute.decoder.shard import Block, Shard
 from zrt.runtime.compute.decoder.tp_linear import NormsOverRanks
 from zrt.runtime.compute.decoder.workspace import Views, Workspace
+from zrt.runtime.compute.kv.page_pool import session_name
 from zrt.runtime.compute.kv.session_cache import SessionCache
 from zrt.runtime.compute.kv.slab_cache import SlabKVCache
 from zrt.runtime.compute.shared_rows.channel import HandedRows, Rows
-from zrt.runtime.compute.turn import LOGITS, BatchStep, Picking, session_name
+from zrt.runtime.compute.turn import LOGITS, BatchStep, Picking
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 

@@ -15,19 +15,19 @@ class Linear(Protocol):
     model's dtype."""
 
     def write(self, x: Tensor, out: Tensor) -> None:
-        """out = product"""
+        """Write the product to `out`."""
 
     def add(self, x: Tensor, out: Tensor) -> None:
-        """out += product"""
+        """Add the product to `out`."""
 
     def rows(self, ids: Tensor, out: Tensor) -> None:
-        """out = the weight's rows of these numbers, int64 [n]: what an embedding looks up. `out` is
-        [n, in]."""
+        """Write the weight's rows of these numbers, int64 [n], to `out`, [n, in]: what an embedding
+        looks up."""
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest way to hold a weight [out, in], with an optional bias [out]. The tensor is the
-    layer's from now on."""
+    """Return the fastest way to hold a weight [out, in], with an optional bias [out]. The tensor is
+    the layer's from now on."""
     if weight.is_cuda:
         return CudaLinear(weight, bias)
     return PackedLinear(weight, bias) if packs(weight) else DenseLinear(weight, bias)

@@ -25,13 +25,14 @@ class Collectives(Protocol):
     world: int
 
     def all_reduce(self, x: Tensor) -> None:
-        """The sum over all ranks, in place of the contiguous `x`."""
+        """Put the sum over all ranks in the place of the contiguous `x`."""
 
     def gather(self, x: Tensor) -> Tensor | None:
-        """Each rank's contiguous `x`, [world, *x.shape], at the leader; None at the others."""
+        """Return each rank's contiguous `x`, [world, *x.shape], at the leader; None at the
+        others."""
 
     def broadcast(self, x: Tensor) -> None:
-        """The leader's contiguous `x`, at all."""
+        """Put the leader's values in the place of the contiguous `x` at all ranks."""
 
 
 class RowParallelLinear:
@@ -71,7 +72,7 @@ class VocabularyLinear:
         self.collect(logits, out)
 
     def collect(self, logits: Tensor, out: Tensor) -> None:
-        """All logits at the leader, of each rank's own [rows, count]."""
+        """Write all logits to `out` at the leader, from each rank's own [rows, count]."""
         parts = self._group.gather(logits)
         if parts is not None:
             out.copy_(parts.transpose(0, 1).flatten(1)[:, : out.shape[1]])
@@ -82,7 +83,7 @@ class VocabularyLinear:
         out.add_(logits)
 
     def rows(self, ids: Tensor, out: Tensor) -> None:
-        """Exact: all summands but one are 0."""
+        """Write the rows of these ids, exactly: all summands but one are 0."""
         own = ids - self._group.rank * self._count
         elsewhere = (own < 0) | (own >= self._count)
         self.own.rows(own.masked_fill(elsewhere, 0), out)
@@ -95,7 +96,7 @@ class NormsOverRanks:
     sums of squares are exchanged."""
 
     def __init__(self, spec: ModelSpec, group: Collectives, device: torch.device) -> None:
-        """`spec` is the rank's."""
+        """Count over how many numbers is normed. `spec` is the rank's."""
         self._eps = spec.norm_eps
         self._group = group
         q, k = (heads * group.world * spec.head_dim for heads in (spec.num_heads, spec.num_kv_heads))
@@ -103,7 +104,7 @@ class NormsOverRanks:
         self._counts = torch.tensor([[q, k]], dtype=torch.float32, device=device)
 
     def __call__(self, q: Tensor, q_weight: Tensor, k: Tensor, k_weight: Tensor) -> None:
-        """In place, as `rms_norm`: q [rows, q width], k [rows, k width]."""
+        """Norm q and k in place, as `rms_norm`: q [rows, q width], k [rows, k width]."""
         wide = q.float(), k.float()
         squares = torch.stack([x.square().sum(-1) for x in wide], dim=1)  # float32 [rows, 2]
         self._group.all_reduce(squares)

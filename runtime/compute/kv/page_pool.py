@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from zrt.runtime.compute.turn import session_name
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 
@@ -80,20 +79,20 @@ class PagePool:
         return key in self._sessions
 
     def __len__(self) -> int:
-        """Sessions open."""
+        """Return how many sessions are open."""
         return len(self._sessions)
 
     def sessions(self) -> list[Hashable]:
-        """The keys of those that are open."""
+        """Return the keys of those that are open."""
         return list(self._sessions)
 
     def row(self, key: Hashable) -> int:
-        """Where the session's history lies. `unknown_session` when it is not open, here as
+        """Return where the session's history lies. `unknown_session` when it is not open, here as
         everywhere below."""
         return self._row(key).number
 
     def have(self, key: Hashable) -> int:
-        """Tokens the session holds."""
+        """Return how many tokens the session holds."""
         return self._row(key).have
 
     def open(self, key: Hashable, names: Sequence[int] = ()) -> Opening:
@@ -122,7 +121,7 @@ class PagePool:
         return Opening(row.number, source.number if source is not None and pages else row.number, row.have)
 
     def rename(self, key: Hashable, names: Sequence[int]) -> None:
-        """The session's history has these names now."""
+        """Give the pages of the session's history these names."""
         self._name(self._row(key), names)
 
     def reserve(self, key: Hashable, upto: int) -> None:
@@ -181,7 +180,7 @@ class PagePool:
             self._free_rows.append(row.number)
 
     def freed(self) -> list[Freed]:
-        """What was given back since this was asked last."""
+        """Return what was given back since this was asked last."""
         freed, self._freed = self._freed, []
         return freed
 
@@ -207,15 +206,15 @@ class PagePool:
         return row
 
     def _new_row(self, keep: _PageRow | None) -> _PageRow:
-        """A row for a session; if all are taken, of the cached one that was used least recently
-        (but not `keep`)."""
+        """Return a row for a session; if all are taken, of the cached one that was used least
+        recently (but not `keep`)."""
         if not self._free_rows:
             victim = next(row for row in self._cached.values() if row is not keep)
             self._evict(victim, victim.pages)
         return _PageRow(self._free_rows.pop())
 
     def _take_over(self, key: Hashable, source: _PageRow, pages: int, names: Sequence[int]) -> Opening:
-        """A cached row becomes the session's own; what it holds beyond the common prefix is given
+        """Make a cached row the session's own; what it holds beyond the common prefix is given
         up."""
         self._evict(source, source.pages - pages)
         del self._cached[source.number]
@@ -246,7 +245,7 @@ class PagePool:
             self._free_rows.append(row.number)
 
     def _shrink(self, row: _PageRow, pages: int) -> int:
-        """Keep the first `pages` of a row; how many went."""
+        """Keep the first `pages` of a row. Returns how many went."""
         surplus = row.pages - pages
         if surplus > 0:
             row.pages = pages
@@ -256,8 +255,8 @@ class PagePool:
     # ---- names -----------------------------------------------------------------------------------
 
     def _longest(self, names: Sequence[int]) -> tuple[_PageRow | None, int]:
-        """The row with the longest prefix of these pages, and its length in pages; sessions' rows
-        and cached ones alike."""
+        """Return the row with the longest prefix of these pages, and its length in pages; sessions'
+        rows and cached ones alike."""
         for pages in range(len(names), 0, -1):
             holders = self._holders.get(names[pages - 1])
             if holders:
@@ -279,10 +278,16 @@ class PagePool:
         row.named = max(row.named, upto)
 
     def _hide(self, row: _PageRow, pages: int) -> None:
-        """Only the first `pages` may be found from now on."""
+        """Let only the first `pages` be found from now on."""
         for name in row.names[pages : row.named]:
             holders = self._holders[name]
             del holders[row.number]
             if not holders:
                 del self._holders[name]
         row.named = min(row.named, pages)
+
+
+def session_name(key: Hashable) -> str:
+    """Return a session as people are shown it: those that a coordinator counts in 16 hexadecimal
+    digits, those of bare peers as they are kept."""
+    return f"{key:016x}" if isinstance(key, int) else repr(key)

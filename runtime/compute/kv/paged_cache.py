@@ -65,7 +65,7 @@ class PagedKVCache(SessionCache):
 
     @property
     def table_width(self) -> int:
-        """Pages of the longest history."""
+        """Return pages of the longest history."""
         return -(-self.context // self.page_tokens)
 
     def reserve(self, key: Hashable, upto: int) -> None:
@@ -81,14 +81,14 @@ class PagedKVCache(SessionCache):
             self._own(row, have // self.page_tokens)
 
     def table(self, key: Hashable) -> NDArray[np.int32]:
-        """The numbers of the session's pages, in the order of its tokens. Not to be changed by the
-        caller."""
+        """Return the numbers of the session's pages, in the order of its tokens. Not to be changed
+        by the caller."""
         row = self._pages.row(key)
         return self._tables[row, : self._counts[row]]
 
     def slots(self, key: Hashable, start: int, count: int) -> NDArray[np.int64]:
-        """Where tokens `[start, start + count)` of the session lie among those of the pool: page x
-        page tokens + place in it."""
+        """Return where tokens `[start, start + count)` of the session lie among those of the pool:
+        page x page tokens + place in it."""
         positions = np.arange(start, start + count)
         return (
             self.table(key)[positions // self.page_tokens] * np.int64(self.page_tokens) + positions % self.page_tokens

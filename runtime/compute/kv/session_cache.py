@@ -4,8 +4,7 @@ and the memory that follows the count."""
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 
-from zrt.runtime.compute.kv.page_pool import Opening, PagePool, PoolStats
-from zrt.runtime.compute.turn import session_name
+from zrt.runtime.compute.kv.page_pool import Opening, PagePool, PoolStats, session_name
 from zrt.runtime.errors import ZrtError
 
 
@@ -49,7 +48,7 @@ class SessionCache(ABC):
             self.close(key)
 
     def have(self, key: Hashable) -> int:
-        """Tokens the session holds."""
+        """Return how many tokens the session holds."""
         return self._pages.have(key)
 
     def rewind(self, key: Hashable, n: int) -> None:
@@ -92,7 +91,7 @@ class PageCount(SessionCache):
         super().__init__(PagePool(pages, page_tokens, 0, sessions), context)
 
     def _adopt(self, opening: Opening) -> None:
-        """There is nothing to copy."""
+        """Do nothing: there is nothing to copy."""
 
     def _take_back(self) -> None:
         self._pages.freed()

@@ -55,12 +55,12 @@ class SlabKVCache(SessionCache):
 
     @property
     def slab(self) -> Tensor:
-        """[rows, blocks, 2, kv heads, context, head_dim]: keys at index 0 of the third dimension,
-        values at 1."""
+        """Return the slab, [rows, blocks, 2, kv heads, context, head_dim]: keys at index 0 of the
+        third dimension, values at 1."""
         return self._memory.tensor
 
     def row(self, key: Hashable) -> int:
-        """The row of the slab that holds the session."""
+        """Return the row of the slab that holds the session."""
         return self._pages.row(key)
 
     def _adopt(self, opening: Opening) -> None:

@@ -12,7 +12,7 @@ CONFIG_BYTES_MAX: Final = 16 << 20
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The JSON object in `folder`/config.json. `bad_model` when it is missing or none."""
+    """Return the JSON object in `folder`/config.json. `bad_model` when it is missing or none."""
     path = folder / "config.json"
     try:
         with path.open("rb") as file:
@@ -33,7 +33,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """The config.json that came in a message. ZrtError bad_model."""
+    """Return the config.json that came in a message. ZrtError bad_model."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -63,7 +63,7 @@ class Keys:
         return ZrtError("unsupported", f"config.json: {self._prefix}{key} {self.values.get(key)!r} {why}")
 
     def size(self, key: str, absent: int | None = None, null: int | None = None, *, least: int = 1) -> int:
-        """A whole number from `least` on."""
+        """Return a whole number from `least` on."""
         value = self.values.get(key, absent)
         if value is None:
             value = null
@@ -72,11 +72,11 @@ class Keys:
         return value
 
     def size_or_none(self, key: str, absent: int | None) -> int | None:
-        """As `size`, or None for null."""
+        """Return a whole number, as `size`, or None for null."""
         return None if self.values.get(key, absent) is None else self.size(key, absent)
 
     def number(self, key: str, absent: float | None = None, null: float | None = None, *, zero: bool = False) -> float:
-        """A finite number above 0, or from 0 on where `zero` allows it."""
+        """Return a finite number above 0, or from 0 on where `zero` allows it."""
         value = self.values.get(key, absent)
         if value is None:
             value = null
@@ -85,11 +85,11 @@ class Keys:
         return float(value)
 
     def number_or_none(self, key: str, absent: float | None, *, zero: bool = False) -> float | None:
-        """As `number`, or None for null."""
+        """Return a number, as `number`, or None for null."""
         return None if self.values.get(key, absent) is None else self.number(key, absent, zero=zero)
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
-        """A list of `length` numbers above 0."""
+        """Return a list of `length` numbers above 0."""
         values = self.values.get(key)
         if (
             not isinstance(values, list)
@@ -106,7 +106,7 @@ class Keys:
         return value
 
     def ids(self, key: str, absent: int | None) -> tuple[int, ...]:
-        """Token ids: one, a list of them, or none for null."""
+        """Return token ids: one, a list of them, or none for null."""
         value = self.values.get(key, absent)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in ids):
@@ -114,7 +114,7 @@ class Keys:
         return tuple(ids)
 
     def table(self, key: str) -> "Keys":
-        """The object at `key`, empty where it is absent or null."""
+        """Return the object at `key`, empty where it is absent or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.wrong(key, "an object")

@@ -18,19 +18,20 @@ def full_attention(keys: Keys, num_blocks: int) -> tuple[Window, ...]:
 
 
 def one_window(absent: Window) -> Callable[[Keys, int], tuple[Window, ...]]:
-    """`sliding_window` for every block."""
+    """Return `sliding_window` for every block."""
     return lambda keys, num_blocks: (keys.size_or_none("sliding_window", absent),) * num_blocks
 
 
 def last_blocks(keys: Keys, num_blocks: int) -> tuple[Window, ...]:
-    """Where `use_sliding_window` says so, blocks from `max_window_layers` on."""
+    """Return a window, where `use_sliding_window` says so, for blocks from `max_window_layers`
+    on."""
     window = keys.size_or_none("sliding_window", 4096) if keys.flag("use_sliding_window") else None
     first = keys.size("max_window_layers", 28, least=0)
     return _windows(keys, window, [window is not None and block >= first for block in range(num_blocks)])
 
 
 def blocks_without_rope(keys: Keys, num_blocks: int) -> tuple[Window, ...]:
-    """Where `use_sliding_window` says so, blocks that rotate nothing."""
+    """Return a window, where `use_sliding_window` says so, for blocks that rotate nothing."""
     window = keys.size_or_none("sliding_window", None)
     used = keys.flag("use_sliding_window") and window is not None
     return _windows(keys, window, [used and not rotates for rotates in some_blocks(keys, num_blocks)])
@@ -41,14 +42,14 @@ def every_other(keys: Keys, num_blocks: int) -> tuple[Window, ...]:
 
 
 def all_but_every_nth(keys: Keys, num_blocks: int) -> tuple[Window, ...]:
-    """All blocks but each `sliding_window_pattern`th."""
+    """Return a window for all blocks but each `sliding_window_pattern`th."""
     period = keys.size("sliding_window_pattern", 6)
     slides = [(block + 1) % period != 0 for block in range(num_blocks)]
     return _windows(keys, keys.size_or_none("sliding_window", 4096), slides)
 
 
 def _windows(keys: Keys, window: Window, slides: Sequence[bool]) -> tuple[Window, ...]:
-    """`window` for the blocks that slide: those `layer_types` names, or `slides` where it is
+    """Return `window` for the blocks that slide: those `layer_types` names, or `slides` where it is
     absent."""
     kinds = keys.values.get("layer_types")
     if kinds is not None:
@@ -68,8 +69,8 @@ def all_blocks(keys: Keys, num_blocks: int) -> tuple[bool, ...]:
 
 
 def some_blocks(keys: Keys, num_blocks: int) -> tuple[bool, ...]:
-    """Blocks marked 1 in `no_rope_layers`; where it is absent, all but each
-    `no_rope_layer_interval`th."""
+    """Return which blocks rotate: those marked 1 in `no_rope_layers`; where it is absent, all but
+    each `no_rope_layer_interval`th."""
     marks = keys.values.get("no_rope_layers")
     if marks is None:
         interval = keys.size("no_rope_layer_interval", 4)

@@ -44,12 +44,12 @@ class Rope:
 
     @property
     def by_length(self) -> bool:
-        """Whether a token's rotation depends on the length of the sequence it was run in, not on
-        its position alone."""
+        """Return whether a token's rotation depends on the length of the sequence it was run in,
+        not on its position alone."""
         return self.kind in ("dynamic", "longrope")
 
     def reach(self, max_positions: int) -> int:
-        """The longest sequence, where the config says `max_position_embeddings`."""
+        """Return the longest sequence, where the config says `max_position_embeddings`."""
         if self.kind in ("linear", "dynamic"):
             return int(max_positions * self.factor)
         if self.kind == "yarn":
@@ -69,8 +69,8 @@ def read_rope(
     original: int | None,
     reruns: bool,
 ) -> Rope:
-    """The rope that the table `rope` of `config` describes; an empty table is the default rope with
-    base `theta`.
+    """Return the rope that the table `rope` of `config` describes; an empty table is the default
+    rope with base `theta`.
 
     `renamed`: types by the names a family also gives them. `partial`: whether the family rotates a
     part of a head where `partial_rotary_factor` says so. `original` overrides the table's.
@@ -98,7 +98,7 @@ def read_rope(
 
 
 def _scaling(kind: str, rope: Keys, dim: int, max_positions: int, original: int | None) -> dict[str, Any]:
-    """The fields of `Rope` that this kind has."""
+    """Return the fields of `Rope` that this kind has."""
     if kind == "default":
         return {}
     if kind == "linear":
@@ -141,8 +141,8 @@ def _scaling(kind: str, rope: Keys, dim: int, max_positions: int, original: int 
 
 
 def _yarn_attention_factor(rope: Keys, factor: float) -> float:
-    """YaRN (arXiv 2309.00071), section 3.4; with `mscale` and `mscale_all_dim`, the quotient of
-    both."""
+    """Return the attention factor of YaRN (arXiv 2309.00071), section 3.4; with `mscale` and
+    `mscale_all_dim`, the quotient of both."""
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

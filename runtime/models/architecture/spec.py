@@ -1,4 +1,4 @@
-"""What a decoder is made of, read from a Hugging Face `config.json`. Pure: imports no torch, so a
+"""The features of a decoder, read from a Hugging Face `config.json`. Pure: imports no torch, so a
 coordinator may plan with it.
 
 Where a key is absent, the default of transformers' configuration class holds; `families` lists what
@@ -8,7 +8,7 @@ each `model_type` adds to that.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.config_json import Keys, read_config
@@ -24,8 +24,8 @@ ACTIVATIONS: Final[Mapping[str, Literal["silu", "gelu_tanh"]]] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """How one block differs from others: `window`, the tokens a token sees, itself included (None:
-    all); `rope` (None: no rotation)."""
+    """The ways in which one block differs from others: `window`, the tokens a token sees, itself
+    included (None: all); `rope` (None: no rotation)."""
 
     window: int | None
     rope: Rope | None
@@ -75,19 +75,19 @@ class ModelSpec:
 
     @property
     def rope_dim(self) -> int:
-        """How many numbers of a head are rotated, the same in every block that rotates."""
+        """Return how many numbers of a head are rotated, the same in every block that rotates."""
         return next((block.rope.dim for block in self.blocks if block.rope is not None), self.head_dim)
 
     @property
     def rope_switch(self) -> int | None:
-        """Tokens beyond which a session has to be run again from its first token, since all are
-        rotated otherwise; None for most models."""
+        """Return the tokens beyond which a session has to be run again from its first token, since
+        all are rotated otherwise; None for most models."""
         ropes = (block.rope for block in self.blocks)
         return next((rope.original for rope in ropes if rope is not None and rope.reruns), None)
 
     def rope_length(self, prompt: int, history: int) -> int:
-        """What ropes that depend on the length take it to be, for tokens before it: `rope_length`
-        of the `batch.Step`s of a session.
+        """Return the length that ropes which depend on it take a session to have: `rope_length` of
+        the session's `turn.BatchStep`s.
 
         `prompt` and `history` are the session's tokens when it began and now. Keys and values
         computed under one such length cannot serve under another. 0 for most models: every token is
@@ -108,31 +108,77 @@ class ModelSpec:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """The spec of the model in `folder`. `bad_model` when config.json is missing or wrong,
+    """Return the spec of the model in `folder`. `bad_model` when config.json is missing or wrong,
     `unsupported` when zrt cannot run it."""
     return spec_from_config(read_config(folder))
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec a config describes. `bad_model` names a missing or ill-typed key, `unsupported` a
-    feature zrt lacks."""
+    """Return the spec a config describes. `bad_model` names a missing or ill-typed key,
+    `unsupported` a feature zrt lacks."""
     keys = Keys(config)
-    model_type = config.get("model_type")
+    family = _family(keys)
+    sizes = _sizes(keys, family)
+    max_positions = keys.size("max_position_embeddings", family.max_positions)
+    rope, window_rope = _ropes(keys, family, sizes["head_dim"], max_positions)
+    return ModelSpec(
+        model_type=str(config["model_type"]),
+        vocab_size=keys.size("vocab_size"),
+        **sizes,
+        intermediate_size=keys.size("intermediate_size"),
+        norm_eps=keys.number("rms_norm_eps", family.norm_eps),
+        qkv_bias=_feature(keys, family.qkv_bias),
+        o_bias=_feature(keys, family.o_bias),
+        mlp_bias=_feature(keys, family.mlp_bias),
+        tied=keys.flag("tie_word_embeddings", family.tied),
+        # a gemma3 config counts positions after its rope is stretched, others before
+        max_positions=rope.reach(max_positions) if family.window_rope_theta is None else max_positions,
+        eos_ids=keys.ids("eos_token_id", family.eos_id),
+        init_range=keys.number("initializer_range", 0.02),
+        blocks=_blocks(keys, family, sizes["num_blocks"], rope, window_rope),
+        **_factors(keys, family, sizes),
+        fused=family.fused,
+        norms=family.norms,
+        wide_norms=family.wide_norms,
+        norms_plus_one=family.norms_plus_one,
+        qk_norm=family.qk_norm,
+        activation=_activation(keys, *family.activation),
+    )
+
+
+def _family(keys: Keys) -> Family:
+    """Return the family of the config's `model_type`. `unsupported` for one that zrt does not know,
+    quantised weights, or a feature that the family has here without."""
+    model_type = keys.values.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise keys.unsupported("model_type", f"is not one of {', '.join(FAMILIES)}")
-    if config.get("quantization_config") is not None:
+    if keys.values.get("quantization_config") is not None:
         raise ZrtError("unsupported", "config.json: quantization_config: quantised weights are not supported")
     for key, values in family.only.items():
-        if config.get(key) not in values:
+        if keys.values.get(key) not in values:
             raise keys.unsupported(key, f"is not supported in {model_type}")
+    return family
 
+
+class _Sizes(TypedDict):
+    """The sizes of a spec that depend on each other."""
+
+    hidden_size: int
+    num_blocks: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def _sizes(keys: Keys, family: Family) -> _Sizes:
+    """Return hidden size, blocks and heads. `bad_model` where they do not fit each other."""
     hidden_size = keys.size("hidden_size")
     num_blocks = keys.size("num_hidden_layers")
     num_heads = keys.size("num_attention_heads")
     num_kv_heads = keys.size("num_key_value_heads", family.kv_heads, null=num_heads)
     head_dim = keys.size("head_dim", family.head_dim, null=hidden_size // num_heads or None)
-    if config.get("head_dim") is None and family.head_dim is None and hidden_size % num_heads:
+    if keys.values.get("head_dim") is None and family.head_dim is None and hidden_size % num_heads:
         raise ZrtError("bad_model", f"config.json: hidden_size {hidden_size} is not a multiple of {num_heads} heads")
     if num_heads % num_kv_heads:
         raise ZrtError(
@@ -140,54 +186,63 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         )
     if head_dim % 2:
         raise ZrtError("bad_model", f"config.json: head_dim {head_dim} is odd; rotary embedding needs pairs")
-    max_positions = keys.size("max_position_embeddings", family.max_positions)
-    rope, window_rope = _ropes(keys, family, head_dim, max_positions)
-
-    def feature(answer: bool | str) -> bool:
-        return keys.flag(answer) if isinstance(answer, str) else answer
-
-    def number(answer: Number | None, off: float) -> float:
-        return off if answer is None else keys.number(answer.key, answer.absent)
-
-    def number_or_none(answer: Number | None) -> float | None:
-        return None if answer is None else keys.number_or_none(answer.key, answer.absent)
-
-    return ModelSpec(
-        model_type=str(model_type),
-        vocab_size=keys.size("vocab_size"),
+    return _Sizes(
         hidden_size=hidden_size,
         num_blocks=num_blocks,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        intermediate_size=keys.size("intermediate_size"),
-        norm_eps=keys.number("rms_norm_eps", family.norm_eps),
-        qkv_bias=feature(family.qkv_bias),
-        o_bias=feature(family.o_bias),
-        mlp_bias=feature(family.mlp_bias),
-        tied=keys.flag("tie_word_embeddings", family.tied),
-        # a gemma3 config counts positions after its rope is stretched, others before
-        max_positions=rope.reach(max_positions) if family.window_rope_theta is None else max_positions,
-        eos_ids=keys.ids("eos_token_id", family.eos_id),
-        init_range=keys.number("initializer_range", 0.02),
-        blocks=tuple(
-            BlockSpec(window, (rope if window is None else window_rope) if rotates else None)
-            for window, rotates in zip(family.windows(keys, num_blocks), family.rotates(keys, num_blocks), strict=True)
-        ),
-        attention_scale=number(family.attention_scale, number(family.query_scalar, head_dim) ** -0.5),
-        fused=family.fused,
-        norms=family.norms,
-        wide_norms=family.wide_norms,
-        norms_plus_one=family.norms_plus_one,
-        qk_norm=family.qk_norm,
-        activation=_activation(keys, *family.activation),
-        embedding_scale=hidden_size**0.5 if family.embedding_root else number(family.embedding_scale, 1.0),
-        embedding_scale_rounds=family.embedding_root,
-        residual_scale=number(family.residual_scale, 1.0),
-        attention_softcap=number_or_none(family.attention_softcap),
-        logits_divisor=number(family.logits_divisor, 1.0),
-        logits_softcap=number_or_none(family.logits_softcap),
     )
+
+
+class _Factors(TypedDict):
+    """The scales and soft-caps of a spec."""
+
+    attention_scale: float
+    attention_softcap: float | None
+    embedding_scale: float
+    embedding_scale_rounds: bool
+    residual_scale: float
+    logits_divisor: float
+    logits_softcap: float | None
+
+
+def _factors(keys: Keys, family: Family, sizes: _Sizes) -> _Factors:
+    """Return the scales and soft-caps that the config has for the family's keys."""
+    query_scale = _number(keys, family.query_scalar, sizes["head_dim"]) ** -0.5
+    root = sizes["hidden_size"] ** 0.5
+    return _Factors(
+        attention_scale=_number(keys, family.attention_scale, query_scale),
+        attention_softcap=_number_or_none(keys, family.attention_softcap),
+        embedding_scale=root if family.embedding_root else _number(keys, family.embedding_scale, 1.0),
+        embedding_scale_rounds=family.embedding_root,
+        residual_scale=_number(keys, family.residual_scale, 1.0),
+        logits_divisor=_number(keys, family.logits_divisor, 1.0),
+        logits_softcap=_number_or_none(keys, family.logits_softcap),
+    )
+
+
+def _blocks(keys: Keys, family: Family, count: int, rope: Rope, window_rope: Rope) -> tuple[BlockSpec, ...]:
+    """Return how each of `count` blocks differs from others."""
+    return tuple(
+        BlockSpec(window, (rope if window is None else window_rope) if rotates else None)
+        for window, rotates in zip(family.windows(keys, count), family.rotates(keys, count), strict=True)
+    )
+
+
+def _feature(keys: Keys, answer: bool | str) -> bool:
+    """Return a family's fixed answer, or that of the config key which it names."""
+    return keys.flag(answer) if isinstance(answer, str) else answer
+
+
+def _number(keys: Keys, asked: Number | None, off: float) -> float:
+    """Return the number that a family's config key has; `off` where the family has no such key."""
+    return off if asked is None else keys.number(asked.key, asked.absent)
+
+
+def _number_or_none(keys: Keys, asked: Number | None) -> float | None:
+    """Return the number that a family's config key has, or None."""
+    return None if asked is None else keys.number_or_none(asked.key, asked.absent)
 
 
 def _activation(keys: Keys, key: str, absent: str) -> Literal["silu", "gelu_tanh"]:
@@ -198,8 +253,8 @@ def _activation(keys: Keys, key: str, absent: str) -> Literal["silu", "gelu_tanh
 
 
 def _ropes(keys: Keys, family: Family, head_dim: int, max_positions: int) -> tuple[Rope, Rope]:
-    """The rope of blocks that see all tokens, and that of blocks with a window. `rope_scaling`, the
-    older name, wins over `rope_parameters`."""
+    """Return the rope of blocks that see all tokens, and that of blocks with a window.
+    `rope_scaling`, the older name, wins over `rope_parameters`."""
     older, newer = keys.table("rope_scaling"), keys.table("rope_parameters")
     base = keys.number("rope_theta", family.rope_theta, null=family.rope_theta)
 

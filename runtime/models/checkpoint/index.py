@@ -16,6 +16,8 @@ import msgspec
 
 from zrt.runtime.errors import Kind, ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.checkpoint.formats.dense import DENSE
+from zrt.runtime.models.checkpoint.formats.weight_format import WeightFormat
 from zrt.runtime.models.checkpoint.layout import EMBEDDING, HEAD, Shapes
 from zrt.runtime.models.checkpoint.safetensors import (
     SafetensorsHeader,
@@ -27,8 +29,6 @@ from zrt.runtime.models.checkpoint.safetensors import (
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
-READABLE: Final = ("F32", "BF16", "F16", "F8_E4M3", "F8_E5M2")
-"""The format's dtypes that a load turns into the cluster's."""
 QUANTISED: Final = re.compile(r"scale|zero_?point|packed|qweight|qzeros|absmax|quant_map|quant_state|g_idx")
 """What the names of tensors have in them that quantisers store beside a weight, or in its place."""
 
@@ -51,8 +51,8 @@ class CheckpointIndex:
         index: ShardIndex | None = None,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
-        """`files` says which file each tensor is in: by the index, or else by the only file's
-        header.
+        """Begin with no header read. `files` says which file each tensor is in: by the index, or
+        else by the only file's header.
 
         `aliases` are tensors that the files hold under another name.
         """
@@ -64,8 +64,8 @@ class CheckpointIndex:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """The weights in `folder`. `bad_model` when there are none, or their only file or their
-        index cannot be used."""
+        """Open the weights in `folder`. `bad_model` when there are none, or their only file or
+        their index cannot be used."""
         inventory = cls.survey(folder)
         if inventory._index is None:
             _refuse(inventory.header(folder / SINGLE_FILE).problems)
@@ -75,8 +75,8 @@ class CheckpointIndex:
 
     @classmethod
     def of(cls, files: Iterable[Path]) -> Self:
-        """The weights in these files, whatever folder they are in. `bad_model` when one cannot be
-        used, or two hold the same tensor."""
+        """Open the weights in these files, whatever folder they are in. `bad_model` when one cannot
+        be used, or two hold the same tensor."""
         headers = {file: read_header(file) for file in files}
         holders: dict[str, Path] = {}
         for file, header in headers.items():
@@ -91,8 +91,8 @@ class CheckpointIndex:
 
     @classmethod
     def survey(cls, folder: Path) -> Self:
-        """The weights in `folder`, however broken: `problems` lists what is. `bad_model` only when
-        there are none."""
+        """Open the weights in `folder`, however broken: `problems` lists what is. `bad_model` only
+        when there are none."""
         single, index_file = folder / SINGLE_FILE, folder / INDEX_FILE
         if single.is_file() or single.is_symlink():
             header = read_header(single)
@@ -107,32 +107,32 @@ class CheckpointIndex:
         )
 
     def names(self) -> list[str]:
-        """Every tensor the files, or their index, say they hold."""
+        """Return every tensor the files, or their index, say they hold."""
         return sorted(self._files)
 
     @property
     def files(self) -> list[Path]:
-        """The files that hold weights, whether they are there or not."""
+        """Return the files that hold weights, whether they are there or not."""
         found = sorted(set(self._files.values()))
         return found or [self.folder / SINGLE_FILE] if self._index is None else found
 
     def header(self, file: Path) -> SafetensorsHeader:
-        """The header of one of `files`."""
+        """Return the header of one of `files`."""
         if file not in self._headers:
             self._headers[file] = read_header(file)
         return self._headers[file]
 
     def stored(self, name: str) -> str:
-        """What the files call tensor `name`."""
+        """Return what the files call tensor `name`."""
         return self._aliases.get(name, name)
 
     def find(self, name: str) -> TensorEntry | None:
-        """Where a tensor lies, if it is there, though its file may be broken elsewhere."""
+        """Return where a tensor lies, if it is there, though its file may be broken elsewhere."""
         file = self._files.get(self.stored(name))
         return None if file is None else self.header(file).tensors.get(self.stored(name))
 
     def entry(self, name: str) -> TensorEntry:
-        """Where a tensor lies. `bad_model` unless it is there, in a file that is whole."""
+        """Return where a tensor lies. `bad_model` unless it is there, in a file that is whole."""
         file = self._files.get(self.stored(name))
         if file is not None:
             _refuse(self.header(file).problems)
@@ -141,9 +141,13 @@ class CheckpointIndex:
             raise ZrtError("bad_model", f"tensor {self.stored(name)} {self._missing(self.stored(name))}")
         return entry
 
+    def weight_format(self, name: str) -> WeightFormat:
+        """Return the format that tensor `name`, which `check` has accepted, is stored in."""
+        return DENSE[self.entry(name).dtype]
+
     def check(self, name: str, shape: Sequence[int]) -> None:
-        """`bad_model` or `unsupported` unless tensor `name` is there, whole, in this shape and a
-        dtype that can be read."""
+        """Raise `bad_model` or `unsupported` unless tensor `name` is there, whole, in this shape
+        and a dtype that can be read."""
         name = self.stored(name)
         file = self._files.get(name)
         if file is not None:
@@ -153,8 +157,8 @@ class CheckpointIndex:
             raise ZrtError(wrong.kind, f"tensor {name} {wrong.message}")
 
     def matched(self, spec: ModelSpec) -> tuple[Self, ModelSpec]:
-        """This inventory and `spec` as they go together where the head is tied to the embedding; as
-        transformers has it:
+        """Return this inventory and `spec` as they go together where the head is tied to the
+        embedding; as transformers has it:
 
         files with a head besides the embedding have that head, and files with the head alone have
         it for the embedding, too.
@@ -168,8 +172,8 @@ class CheckpointIndex:
         return twin, spec
 
     def problems(self, shapes: Shapes) -> list[Problem]:
-        """All that keeps the tensors of `shapes` from being read. Looks into every file; reads no
-        data."""
+        """Return all that keeps the tensors of `shapes` from being read. Looks into every file;
+        reads no data."""
         found = [Problem("bad_model", message) for message in (self._index.problems if self._index else ())]
         for file in self.files:
             found += [Problem("bad_model", message) for message in self.header(file).problems]
@@ -183,7 +187,7 @@ class CheckpointIndex:
         return found
 
     def _is_blamed(self, name: str) -> bool:
-        """Whether a problem of its file, or of the index, says already why a tensor is not
+        """Return whether a problem of its file, or of the index, says already why a tensor is not
         there."""
         if self._index is not None and (not self._index.readable or name in self._index.damaged):
             return True
@@ -194,7 +198,7 @@ class CheckpointIndex:
         return not header.readable or name in header.damaged
 
     def _wrong(self, name: str, shape: Sequence[int]) -> Problem | None:
-        """What is wrong with a tensor, in words that follow its name."""
+        """Return what is wrong with a tensor, in words that follow its name."""
         module = name.rpartition(".")[0]
         if module in self._quantised:
             beside = self._quantised[module]
@@ -205,10 +209,12 @@ class CheckpointIndex:
         entry = None if file is None else self.header(file).tensors.get(name)
         if entry is None:
             return Problem("bad_model", self._missing(name))
-        if entry.shape != tuple(shape):
-            return Problem("bad_model", f"in {entry.file} is {list(entry.shape)}, not {list(shape)}")
-        if entry.dtype not in READABLE:
-            return Problem("bad_model", f"in {entry.file} is {entry.dtype}, not {', '.join(READABLE)}")
+        weights = DENSE.get(entry.dtype)
+        stored = tuple(shape) if weights is None else weights.stored(shape)[""][1]
+        if entry.shape != stored:
+            return Problem("bad_model", f"in {entry.file} is {list(entry.shape)}, not {list(stored)}")
+        if weights is None:
+            return Problem("bad_model", f"in {entry.file} is {entry.dtype}, not {', '.join(DENSE)}")
         return None
 
     def _missing(self, name: str) -> str:
@@ -222,8 +228,8 @@ class CheckpointIndex:
         return f"is missing from the checkpoint in {self.folder}"
 
     def _ambiguous(self, name: str) -> Problem | None:
-        """A tensor of the index that another file holds as well: nothing tells which of them is
-        right."""
+        """Return a tensor of the index that another file holds as well: nothing tells which of them
+        is right."""
         file = self._files.get(name)
         others = [str(other) for other in self.files if other != file and name in self.header(other).tensors]
         if file is None or name not in self.header(file).tensors or not others:
@@ -234,8 +240,8 @@ class CheckpointIndex:
 
     @cached_property
     def _quantised(self) -> Mapping[str, str]:
-        """The modules whose weight is quantised, each with the name, within it, of a tensor that
-        tells so."""
+        """Return the modules whose weight is quantised, each with the name, within it, of a tensor
+        that tells so."""
         found = {}
         for name in self._files:
             module, _, part = name.rpartition(".")
@@ -251,7 +257,7 @@ def _refuse(problems: Sequence[str]) -> None:
 
 
 def _instead(folder: Path) -> str:
-    """What a folder without weights has that looks like some."""
+    """Return what a folder without weights has that looks like some."""
     kinds = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
     names = sorted(path.name for kind in kinds for path in folder.glob(kind))
     if not names:
@@ -260,7 +266,7 @@ def _instead(folder: Path) -> str:
 
 
 def _brief(names: Iterable[str]) -> list[str]:
-    """Names of tensors, those that differ in nothing but the block as one:
+    """Return names of tensors, those that differ in nothing but the block as one:
     `model.layers.{0-3,7}.mlp.up_proj.weight`."""
     groups: dict[tuple[str, str], list[int]] = {}
     for name in names:

@@ -48,7 +48,8 @@ def digest(data: bytes | memoryview) -> str:
 
 
 def parse_manifest(data: bytes | memoryview) -> Manifest:
-    """ZrtError bad_request: it is none, or names what is no layer's file."""
+    """Return the manifest in a JSON text. ZrtError bad_request: it is none, or names what is no
+    layer's file."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:

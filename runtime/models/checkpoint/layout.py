@@ -5,13 +5,12 @@ Names are those of the Hugging Face checkpoints (`model.layers.N.self_attn.q_pro
 matrix is stored `[out, in]`.
 """
 
-from collections.abc import Mapping
-from math import prod
 from typing import Final
 
 from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.checkpoint.formats.registry import item_bytes
+from zrt.runtime.models.checkpoint.formats.weight_format import WeightFormat
 
-DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 PAGE_TOKENS: Final = 16
 """Tokens of one page of KV memory."""
 EMBEDDING: Final = "model.embed_tokens.weight"
@@ -22,23 +21,24 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def block_name(block: int, part: str) -> str:
-    """The full name of a block's tensor; `block` is the global index, `part` a key of
+    """Return the full name of a block's tensor; `block` is the global index, `part` a key of
     `block_shapes`."""
     return f"model.layers.{block}.{part}"
 
 
 def qkv_parts(spec: ModelSpec) -> tuple[str, ...]:
-    """The projections that make q, k and v, in the order of their rows."""
+    """Return the projections that make q, k and v, in the order of their rows."""
     return ("self_attn.qkv_proj",) if spec.fused else ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 def gate_up_parts(spec: ModelSpec) -> tuple[str, ...]:
-    """The projections that make gate and up, in the order of their rows."""
+    """Return the projections that make gate and up, in the order of their rows."""
     return ("mlp.gate_up_proj",) if spec.fused else ("mlp.gate_proj", "mlp.up_proj")
 
 
 def block_shapes(spec: ModelSpec) -> Shapes:
-    """Every tensor of one block, by its name within the block. All blocks are alike."""
+    """Return the shape of every tensor of one block, by its name within the block. All blocks are
+    alike."""
     q, kv, hidden, inner = (
         spec.num_heads * spec.head_dim,
         spec.num_kv_heads * spec.head_dim,
@@ -65,8 +65,8 @@ def _projection(name: str, shape: tuple[int, int], bias: bool) -> Shapes:
 
 
 def end_shapes(spec: ModelSpec, embedding: bool, head: bool) -> Shapes:
-    """The tensors of the model's two ends: the embedding, norm and head; a tied pair is one
-    tensor."""
+    """Return the shapes of the tensors at the model's ends that are asked for: the embedding, and
+    norm and head. A tied pair is one tensor."""
     matrix = (spec.vocab_size, spec.hidden_size)
     shapes: Shapes = {}
     if embedding:
@@ -77,48 +77,55 @@ def end_shapes(spec: ModelSpec, embedding: bool, head: bool) -> Shapes:
     return shapes
 
 
+def held_ends(spec: ModelSpec, first: int, last: int) -> tuple[bool, bool]:
+    """Return whether blocks `first..last` come with the embedding, and whether with norm and
+    head."""
+    return first == 0, last == spec.num_blocks - 1
+
+
 def shard_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
-    """Every tensor of a shard with blocks `first..last`, by its full name."""
-    return end_shapes(spec, first == 0, last == spec.num_blocks - 1) | blocks_shapes(spec, first, last)
+    """Return the shape of every tensor of a shard with blocks `first..last`, by its full name."""
+    return end_shapes(spec, *held_ends(spec, first, last)) | blocks_shapes(spec, first, last)
 
 
 def blocks_shapes(spec: ModelSpec, first: int, last: int) -> Shapes:
-    """Every tensor of blocks `first..last` (none where last is before first), by its full name."""
+    """Return the shape of every tensor of blocks `first..last` (none where last is before first),
+    by its full name."""
     shapes = block_shapes(spec)
     return {block_name(block, part): shape for block in range(first, last + 1) for part, shape in shapes.items()}
 
 
-def block_bytes(spec: ModelSpec, dtype: str) -> int:
-    """Weights of one block, bytes."""
-    return _bytes(block_shapes(spec), dtype)
+def block_bytes(spec: ModelSpec, weights: WeightFormat) -> int:
+    """Return the bytes of one block's weights."""
+    return _bytes(block_shapes(spec), weights)
 
 
-def embedding_bytes(spec: ModelSpec, dtype: str) -> int:
-    """The embedding of the first stage, bytes."""
-    return spec.vocab_size * spec.hidden_size * DTYPE_BYTES[dtype]
+def embedding_bytes(spec: ModelSpec, weights: WeightFormat) -> int:
+    """Return the bytes of the first stage's embedding."""
+    return weights.nbytes((spec.vocab_size, spec.hidden_size))
 
 
-def head_bytes(spec: ModelSpec, dtype: str) -> int:
-    """Final norm and head of the last stage, bytes; a tied head counts in full, since a stage
-    without the embedding holds its own."""
-    return (spec.vocab_size + 1) * spec.hidden_size * DTYPE_BYTES[dtype]
+def head_bytes(spec: ModelSpec, weights: WeightFormat) -> int:
+    """Return the bytes of the last stage's final norm and head; a tied head counts in full, since a
+    stage without the embedding holds its own."""
+    return weights.nbytes((spec.hidden_size,)) + weights.nbytes((spec.vocab_size, spec.hidden_size))
 
 
-def shard_bytes(spec: ModelSpec, first: int, last: int, dtype: str) -> int:
-    """Weights of a shard with blocks `first..last` (inclusive), bytes: what `Shard.nbytes` will
+def shard_bytes(spec: ModelSpec, first: int, last: int, weights: WeightFormat) -> int:
+    """Return the bytes of a shard with blocks `first..last` (inclusive): what `Shard.nbytes` will
     be."""
-    return _bytes(shard_shapes(spec, first, last), dtype)
+    return _bytes(shard_shapes(spec, first, last), weights)
 
 
-def ends_bytes(spec: ModelSpec, embedding: bool, head: bool, dtype: str) -> int:
-    """Weights of the model's ends alone, bytes."""
-    return _bytes(end_shapes(spec, embedding, head), dtype)
+def ends_bytes(spec: ModelSpec, embedding: bool, head: bool, weights: WeightFormat) -> int:
+    """Return the bytes of the model's ends alone."""
+    return _bytes(end_shapes(spec, embedding, head), weights)
 
 
 def kv_token_bytes(spec: ModelSpec, dtype: str) -> int:
-    """K and V of one token in one block, bytes."""
-    return 2 * spec.num_kv_heads * spec.head_dim * DTYPE_BYTES[dtype]
+    """Return the bytes of one token's keys and values in one block, in this dtype."""
+    return 2 * spec.num_kv_heads * spec.head_dim * item_bytes(dtype)
 
 
-def _bytes(shapes: Shapes, dtype: str) -> int:
-    return sum(prod(shape) for shape in shapes.values()) * DTYPE_BYTES[dtype]
+def _bytes(shapes: Shapes, weights: WeightFormat) -> int:
+    return sum(map(weights.nbytes, shapes.values()))

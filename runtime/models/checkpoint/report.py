@@ -78,8 +78,8 @@ def inspect(folder: Path) -> Report:
 
 @contextmanager
 def _blaming(report: Report) -> Iterator[None]:
-    """A ZrtError is a problem of the report, said once, however many readers of a file come upon
-    it."""
+    """Turn a ZrtError into a problem of the report, said once, however many readers of a file come
+    upon it."""
     try:
         yield
     except ZrtError as error:
@@ -105,8 +105,8 @@ def require_weights(folder: Path, spec: ModelSpec) -> ModelSpec:
 
 
 def found_spec(folder: Path, spec: ModelSpec) -> ModelSpec:
-    """The spec to plan by, as `require_weights` returns it; `spec` itself where the files are
-    broken or not there yet."""
+    """Return the spec to plan by, as `require_weights` returns it; `spec` itself where the files
+    are broken or not there yet."""
     try:
         return CheckpointIndex.open(folder).matched(spec)[1]
     except ZrtError:

@@ -80,7 +80,7 @@ class ShardIndex:
 
 
 def read_header(file: Path) -> SafetensorsHeader:
-    """The header of one file. Whatever is wrong is in its `problems`: it does not raise."""
+    """Return the header of one file. Whatever is wrong is in its `problems`: it does not raise."""
     try:
         descriptor = open_file(file)
     except ZrtError as error:
@@ -112,7 +112,8 @@ def read_header(file: Path) -> SafetensorsHeader:
 
 
 def read_index(index: Path) -> ShardIndex:
-    """The files that an index names. Whatever is wrong is in its `problems`: it does not raise."""
+    """Return the files that an index names. Whatever is wrong is in its `problems`: it does not
+    raise."""
     try:
         descriptor = open_file(index)
     except ZrtError as error:
@@ -139,8 +140,8 @@ def read_index(index: Path) -> ShardIndex:
 
 
 def open_file(file: Path) -> int:
-    """A descriptor for reading a regular file, or a link to one; the caller's to close. ZrtError
-    bad_model."""
+    """Return a descriptor for reading a regular file, or a link to one; the caller's to close.
+    ZrtError bad_model."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -157,7 +158,7 @@ def _unreadable(problem: str) -> SafetensorsHeader:
 
 
 def _object(text: bytes) -> tuple[dict[str, Any], list[str]]:
-    """A JSON object, and the keys that stand twice in one of its objects. ValueError."""
+    """Return a JSON object, and the keys that stand twice in one of its objects. ValueError."""
     twice: list[str] = []
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -177,8 +178,8 @@ def _object(text: bytes) -> tuple[dict[str, Any], list[str]]:
 
 
 def _header(file: Path, entries: Mapping[str, Any], twice: list[str], data: int, size: int) -> SafetensorsHeader:
-    """The header with these entries, checked. `data` is where the file's data begins, `size` the
-    size of the file."""
+    """Return the header with these entries, checked. `data` is where the file's data begins, `size`
+    the size of the file."""
     problems = [f"{file} is damaged: its header names {name} twice" for name in twice]
     tensors, damaged = {}, set()
     for name, raw in entries.items():
@@ -200,7 +201,7 @@ def _header(file: Path, entries: Mapping[str, Any], twice: list[str], data: int,
 
 
 def _entry(name: str, raw: Any, file: Path, data: int) -> TensorEntry:
-    """One entry of a header, checked by itself. ValueError."""
+    """Return one entry of a header, checked by itself. ValueError."""
     try:
         entry = msgspec.convert(raw, _HeaderEntry)
     except msgspec.ValidationError as error:
@@ -215,7 +216,7 @@ def _entry(name: str, raw: Any, file: Path, data: int) -> TensorEntry:
 
 
 def _gaps(file: Path, tensors: Mapping[str, TensorEntry], data: int, size: int) -> list[str]:
-    """Where the tensors do not fill the data one after the other."""
+    """Return where the tensors do not fill the data one after the other."""
     problems = []
     position, before = data, ""
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].nbytes)):

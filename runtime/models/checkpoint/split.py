@@ -1,4 +1,4 @@
-"""How one shard is split over the ranks of a tensor-parallel group: pure arithmetic, for loading
+"""The split of one shard over the ranks of a tensor-parallel group: pure arithmetic, for loading
 and for planning.
 
 q, k, v, gate and up are split by rows (each rank computes its own heads and its own part of the
@@ -9,56 +9,62 @@ kv heads, several ranks hold the same kv head. (Megatron-LM, arXiv 1909.08053.)
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.checkpoint.formats.weight_format import WeightFormat, matrix_shape
 from zrt.runtime.models.checkpoint.layout import (
-    DTYPE_BYTES,
     EMBEDDING,
     HEAD,
     PAGE_TOKENS,
     Shapes,
+    block_name,
+    block_shapes,
+    end_shapes,
+    held_ends,
     kv_token_bytes,
-    shard_shapes,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpan:
-    """Rows or columns first..last-1 of a tensor that is stored whole."""
-
-    first: int
-    last: int
-
-    def __len__(self) -> int:
-        return self.last - self.first
-
-
-@dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rank holds of one tensor: these runs of rows, one after the other, of these columns
-    (None: all). Beyond the rows that are stored it holds `padding` rows of zeros."""
+    """The part of one tensor that a rank holds: these runs of rows, one after the other, of these
+    columns (None: all). Beyond the rows that are stored the rank holds `padding` rows of zeros."""
 
-    rows: tuple[TensorSpan, ...]
-    columns: TensorSpan | None = None
+    rows: tuple[range, ...]
+    columns: range | None = None
     padding: int = 0
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the part's shape, `padding` and all, of a tensor of shape `stored`."""
         rows = sum(map(len, self.rows)) + self.padding
         return (rows, *(stored[1:] if self.columns is None else (len(self.columns),)))
+
+    def stored_parts(self, stored: tuple[int, ...]) -> Iterator[tuple[range, range]]:
+        """Yield the rows and the columns of each part that lies in storage in one piece, in the
+        order in which the rank holds them."""
+        columns = range(matrix_shape(stored)[1]) if self.columns is None else self.columns
+        for rows in filter(len, self.rows):
+            yield rows, columns
+
+    def nbytes(self, stored: tuple[int, ...], weights: WeightFormat) -> int:
+        """Return the part's bytes. ZrtError unsupported: weights in this format cannot be cut
+        so."""
+        for rows, columns in self.stored_parts(stored):
+            weights.check_cut(stored, rows, columns)
+        return weights.of(stored).nbytes(self.shape(stored))
 
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """Rank `rank` of `world`. With a world of 1 everything is whole."""
+    """The place of rank `rank` of `world`. With a world of 1 everything is whole."""
 
     rank: int = 0
     world: int = 1
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
-        """The model as this rank computes it: its own heads and its own part of the MLP. ZrtError
-        bad_config: it cannot be split so."""
+        """Return the model as this rank computes it: its own heads and its own part of the MLP.
+        ZrtError bad_config: it cannot be split so."""
         check_split(spec, self.world)
         return replace(
             spec,
@@ -68,16 +74,16 @@ class RankPart:
         )
 
     def shares(self, spec: ModelSpec) -> int:
-        """How many ranks hold the same kv head."""
+        """Return how many ranks hold the same kv head."""
         return max(1, self.world // spec.num_kv_heads)
 
     def cut(self, spec: ModelSpec, name: str, shape: tuple[int, ...]) -> Cut:
-        """What this rank holds of the tensor with this full name and stored shape."""
+        """Return what this rank holds of the tensor with this full name and stored shape."""
         if self.world == 1:
-            return Cut((TensorSpan(0, shape[0]),))
+            return Cut((range(shape[0]),))
         if name in (EMBEDDING, HEAD):
             rows = vocabulary_rows(spec, self.world)
-            own = TensorSpan(min(shape[0], self.rank * rows), min(shape[0], (self.rank + 1) * rows))
+            own = range(min(shape[0], self.rank * rows), min(shape[0], (self.rank + 1) * rows))
             return Cut((own,), padding=rows - len(own))
         module, kind = name.rsplit(".", 2)[-2:]
         heads, kv_heads, inner = self._heads(spec), self._kv_heads(spec), self._inner(spec)
@@ -93,34 +99,34 @@ class RankPart:
         if module == "gate_up_proj":
             return Cut((inner, _moved(inner, spec.intermediate_size)))
         if module in ("o_proj", "down_proj") and kind == "weight":
-            return Cut((TensorSpan(0, shape[0]),), heads if module == "o_proj" else inner)
+            return Cut((range(shape[0]),), heads if module == "o_proj" else inner)
         if module in ("o_proj", "down_proj") and self.rank:
             return Cut(())  # rank 0 alone adds the bias of a sum
-        return Cut((TensorSpan(0, shape[0]),))
+        return Cut((range(shape[0]),))
 
-    def _heads(self, spec: ModelSpec) -> TensorSpan:
+    def _heads(self, spec: ModelSpec) -> range:
         size = spec.num_heads // self.world * spec.head_dim
-        return TensorSpan(self.rank * size, (self.rank + 1) * size)
+        return range(self.rank * size, (self.rank + 1) * size)
 
-    def _kv_heads(self, spec: ModelSpec) -> TensorSpan:
+    def _kv_heads(self, spec: ModelSpec) -> range:
         count = max(1, spec.num_kv_heads // self.world)
         first = self.rank * spec.num_kv_heads // self.world
-        return TensorSpan(first * spec.head_dim, (first + count) * spec.head_dim)
+        return range(first * spec.head_dim, (first + count) * spec.head_dim)
 
-    def _inner(self, spec: ModelSpec) -> TensorSpan:
+    def _inner(self, spec: ModelSpec) -> range:
         size = spec.intermediate_size // self.world
-        return TensorSpan(self.rank * size, (self.rank + 1) * size)
+        return range(self.rank * size, (self.rank + 1) * size)
 
 
 def vocabulary_rows(spec: ModelSpec, world: int) -> int:
-    """Rows of embedding and head on each rank; the last one's are padded where the vocabulary does
-    not divide."""
+    """Return the rows of embedding and head on each rank; the last one's are padded where the
+    vocabulary does not divide."""
     return -(-spec.vocab_size // world)
 
 
 def check_split(spec: ModelSpec, world: int) -> None:
-    """ZrtError bad_config, with the sizes that work, unless the model can be split over so many
-    ranks."""
+    """Raise ZrtError bad_config, with the sizes that work, unless the model can be split over so
+    many ranks."""
     if world not in works(spec):
         sizes = ", ".join(map(str, works(spec)))
         raise ZrtError(
@@ -131,8 +137,8 @@ def check_split(spec: ModelSpec, world: int) -> None:
 
 
 def works(spec: ModelSpec) -> list[int]:
-    """The tp sizes a model can be split by: they divide heads and MLP, and divide the kv heads or
-    are a multiple of them."""
+    """Return the tp sizes a model can be split by: they divide heads and MLP, and divide the kv
+    heads or are a multiple of them."""
     return list(_works(spec))
 
 
@@ -143,27 +149,37 @@ def _works(spec: ModelSpec) -> Iterator[int]:
             yield world
 
 
-def _moved(span: TensorSpan, by: int) -> TensorSpan:
-    return TensorSpan(span.first + by, span.last + by)
-
-
-def part_shapes(spec: ModelSpec, part: RankPart, first: int, last: int) -> Shapes:
-    """Every tensor that a rank holds of a shard with blocks `first..last`, by its full name. `spec`
-    is the whole model's."""
-    stored = shard_shapes(spec, first, last)
-    return {name: part.cut(spec, name, shape).shape(shape) for name, shape in stored.items()}
+def _moved(span: range, by: int) -> range:
+    return range(span.start + by, span.stop + by)
 
 
 def kv_page_bytes(spec: ModelSpec, blocks: int, dtype: str, world: int) -> int:
-    """A page of so many blocks on one rank, bytes."""
+    """Return the bytes of a page of so many blocks on one rank."""
     return PAGE_TOKENS * blocks * kv_token_bytes(RankPart(0, world).spec(spec), dtype)
 
 
 def kv_pages(spec: ModelSpec, blocks: int, dtype: str, kv_bytes: int, world: int) -> int:
-    """Pages that `kv_bytes` hold, where every rank has an equal share of the bytes."""
+    """Return how many pages `kv_bytes` hold, where every rank has an equal share of the bytes."""
     return kv_bytes // world // kv_page_bytes(spec, blocks, dtype, world)
 
 
-def part_bytes(spec: ModelSpec, part: RankPart, first: int, last: int, dtype: str) -> int:
-    """Weights of one rank, bytes: what `Shard.nbytes` will be."""
-    return sum(prod(shape) for shape in part_shapes(spec, part, first, last).values()) * DTYPE_BYTES[dtype]
+def part_bytes(
+    spec: ModelSpec,
+    part: RankPart,
+    first: int,
+    last: int,
+    weights: WeightFormat,
+    ends: tuple[bool, bool] | None = None,
+) -> int:
+    """Return the bytes of one rank's weights: what `Shard.nbytes` will be. `ends` says whether
+    embedding and head are held, by default with the model's first and last block.
+
+    ZrtError unsupported: weights in this format cannot be cut so.
+    """
+    block = {block_name(first, name): shape for name, shape in block_shapes(spec).items()}
+    at_ends = end_shapes(spec, *(held_ends(spec, first, last) if ends is None else ends))
+    return _part_bytes(spec, part, at_ends, weights) + (last - first + 1) * _part_bytes(spec, part, block, weights)
+
+
+def _part_bytes(spec: ModelSpec, part: RankPart, stored: Shapes, weights: WeightFormat) -> int:
+    return sum(part.cut(spec, name, shape).nbytes(shape, weights) for name, shape in stored.items())

@@ -3,7 +3,8 @@ machine share."""
 
 import json
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -20,25 +21,40 @@ IGNORED: Final = ["*/*", "consolidated*"]
 
 
 def hub_folder(ref: str, weights: bool, progress: Progress) -> Path:
-    """The snapshot folder of the model `ref` ("owner/name") with its *.json and *.jinja files and,
-    if `weights`, its *.safetensors.
+    """Return the snapshot folder of the model `ref` ("owner/name") with its *.json and *.jinja
+    files and, if `weights`, its *.safetensors.
 
     A snapshot that is whole in the cache is taken without a look at the hub. Errors: bad_model.
     """
-    import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
-    class Silent(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options | {"disable": True})
-
     wanted = ["*.json", "*.jinja", *(["*.safetensors"] if weights else [])]
-    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": IGNORED}
+    cached = _cached(ref, wanted)
+    if cached is not None and lacking(cached, weights) is None:
+        return cached
+    with _hub_errors(ref):
+        folder = _download(ref, wanted, _size(ref, wanted), progress)
+    if (absent := lacking(folder, weights)) is not None:
+        raise ZrtError("bad_model", f"{ref} has no {absent}, which zrt needs")
+    return folder
+
+
+def _cached(ref: str, wanted: list[str]) -> Path | None:
+    """Return the snapshot folder in the cache, whole or not, or None."""
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     with suppress(LocalEntryNotFoundError):
-        cached = Path(huggingface_hub.snapshot_download(ref, local_files_only=True, **patterns))
-        if lacking(cached, weights) is None:
-            return cached
+        return Path(
+            huggingface_hub.snapshot_download(
+                ref, local_files_only=True, allow_patterns=wanted, ignore_patterns=IGNORED
+            )
+        )
+    return None
+
+
+def _size(ref: str, wanted: list[str]) -> int:
+    """Ask the hub for the bytes of the model's wanted files. TimeoutError where it does not answer,
+    and what the library raises."""
+    import huggingface_hub
 
     asked = time.monotonic()
 
@@ -46,27 +62,42 @@ def hub_folder(ref: str, weights: bool, progress: Progress) -> Path:
         if time.monotonic() - asked > ANSWER_S:
             raise TimeoutError(f"no answer in {ANSWER_S:.0f} s")
 
-    store = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"models--{ref.replace('/', '--')}" / "blobs"
-    growth = Growth(store)
+    api = huggingface_hub.HfApi()
+    info = beside("hub", lambda: api.model_info(ref, files_metadata=True, timeout=ANSWER_S), waiting, POLL_S)
+    files = [file for file in info.siblings or () if _matches(file.rfilename, wanted)]
+    return sum(file.size or 0 for file in files if not _matches(file.rfilename, IGNORED))
+
+
+def _download(ref: str, wanted: list[str], total: int, progress: Progress) -> Path:
+    """Fetch the wanted files, `total` bytes, into the cache. TimeoutError where nothing comes any
+    more, and what the library raises."""
+    import huggingface_hub
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class Silent(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | {"disable": True})
+
+    growth = Growth(Path(huggingface_hub.constants.HF_HUB_CACHE) / f"models--{ref.replace('/', '--')}" / "blobs")
 
     def downloading() -> None:
         progress(min(growth.look(), total), total, f"downloading {ref}")
         if growth.stalled:
             raise TimeoutError("the download stalled")
 
+    def fetch() -> str:
+        return huggingface_hub.snapshot_download(ref, tqdm_class=Silent, allow_patterns=wanted, ignore_patterns=IGNORED)
+
+    return Path(beside("hub", fetch, downloading, POLL_S))
+
+
+@contextmanager
+def _hub_errors(ref: str) -> Iterator[None]:
+    """Raise what the library raises as ZrtError bad_model, with the way out."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
     try:
-        api = huggingface_hub.HfApi()
-        info = beside("hub", lambda: api.model_info(ref, files_metadata=True, timeout=ANSWER_S), waiting, POLL_S)
-        files = [file for file in info.siblings or () if _matches(file.rfilename, wanted)]
-        total = sum(file.size or 0 for file in files if not _matches(file.rfilename, IGNORED))
-        folder = Path(
-            beside(
-                "hub",
-                lambda: huggingface_hub.snapshot_download(ref, tqdm_class=Silent, **patterns),
-                downloading,
-                POLL_S,
-            )
-        )
+        yield
     except GatedRepoError as error:
         raise ZrtError("bad_model", f"{ref} is gated: accept its terms on its page, then set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
@@ -78,13 +109,10 @@ def hub_folder(ref: str, weights: bool, progress: Progress) -> Path:
             f"{ref} is not whole in the cache of huggingface_hub and the hub cannot be asked ({reason}); "
             "connect to it once, name a model folder, or use the demo model",
         ) from error
-    if (absent := lacking(folder, weights)) is not None:
-        raise ZrtError("bad_model", f"{ref} has no {absent}, which zrt needs")
-    return folder
 
 
 def lacking(folder: Path, weights: bool) -> str | None:
-    """The first file that a model folder needs and does not have."""
+    """Return the first file that a model folder needs and does not have."""
     if not (folder / "config.json").is_file():
         return "config.json"
     if not weights:
