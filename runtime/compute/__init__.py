@@ -1,6 +1,11 @@
-"""Tensors only: what a model is, its weights, its cache, its forward and its sampling. Knows no
-socket and no message.
+"""Tensors: a shard's weights, its cache, its forward and its sampling. Knows no socket, no task and
+no process; of the protocol it knows what a turn is told and tells (messages.sampling,
+messages.header), what an engine is to hold (messages.members), and tensors (messages.layers).
 
-`spec`, `layout`, `headers`, `pages`, `batch` and `threads` import no torch, so that whoever plans
-may use them.
+In reading order: loading.py makes an engine, engine.py runs its turns (turn.py), decoder/ is the
+forward, cpu/ and cuda/ are its devices, kv/ the cache, sampler.py picks tokens; collectives/ joins
+the ranks of a group, shared_rows/ hands rows from process to process.
+
+triton is imported in cuda/ alone, which nobody imports but where a GPU is asked for, and numba in
+cpu/ alone. Imports models, messages and the files of runtime/ itself.
 """

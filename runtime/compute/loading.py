@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from zrt.runtime.compute.cpu.cpu_forward import CpuForward, cpu_decoder
 from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.decoder.linear import Linear
 from zrt.runtime.compute.decoder.shard import Shard
@@ -108,7 +109,7 @@ def read_engine(
         cancelled=cancelled,
     )
     if on_gpu:
-        from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder
+        from zrt.runtime.compute.cuda.gpu_forward import GpuForward
 
         pages = PagedKVCache(
             shard.spec,
@@ -119,13 +120,13 @@ def read_engine(
             context=context,
             sessions=sessions,
         )
-        decoder = GpuDecoder(shard, pages, sessions)
+        forward = GpuForward(shard, pages, sessions)
         if compiling is not None:
             compiling.join()
-        decoder.capture(home() / "gpu", captured)
-        return Engine(shard, pages, decoder)
+        forward.capture(home() / "gpu", captured)
+        return Engine(shard, pages, Decoder(shard, pages, forward))
     cache = SlabKVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
-    return Engine(shard, cache, Decoder(shard, cache))
+    return Engine(shard, cache, cpu_decoder(shard, cache))
 
 
 def engine_of_ends(
@@ -148,7 +149,7 @@ def engine_of_ends(
     """
     shard = Shard.load(spec, source, (place, place - 1), dtype=dtype, ends=(embedding, head), table=table)
     cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=context, sessions=sessions)
-    return Engine(shard, cache, Decoder(shard, cache))
+    return Engine(shard, cache, Decoder(shard, cache, CpuForward(shard, None)))
 
 
 def _check_gpu(

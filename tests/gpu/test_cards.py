@@ -38,8 +38,8 @@ WITHOUT = """
 import sys
 import pytest
 import triton.language as tl
-from zrt.runtime.compute import triton_dependent
-triton_dependent.DEPENDENT, triton_dependent._DEPENDENT = False, tl.constexpr(False)
+from zrt.runtime.compute.cuda.kernels.dense import dependent_launch
+dependent_launch.DEPENDENT, dependent_launch._DEPENDENT = False, tl.constexpr(False)
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 

@@ -1,0 +1,16 @@
+"""The forward of a shard on an NVIDIA GPU. triton is imported in this room alone, and nobody
+imports this room but where a GPU is asked for.
+
+In reading order:
+- gpu_forward.py: one turn, which replays a graph or launches kernel by kernel.
+- eager_forward.py: the kernels of a forward in their order; what graphs capture.
+- decode_graph.py, prompt_graph.py: CUDA graphs of sessions' next tokens, and of prompts.
+- inputs.py: what a forward is told by the host, in one copy.
+- cuda_ops.py, dense_launch.py, attention_launch.py: launches of the kernels.
+- one_row.py, tuning.py: products of one row, and the shapes that suit a card.
+- batch_sampler.py: tokens picked on the device.
+- stream_flags.py: words of the host's memory that streams write and wait for.
+- kernels/: the kernels themselves, in Triton's language.
+
+Imports compute.decoder, compute.kv, compute.shared_rows and compute.turn.
+"""
