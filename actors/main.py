@@ -172,7 +172,7 @@ def _import_for(device: str) -> None:
 
     check_device(device)
     if device.startswith("cuda"):
-        import zrt.runtime.compute.cuda.gpu_decoder  # noqa: F401
+        import zrt.runtime.compute.cuda.gpu_forward  # noqa: F401
 
 
 def _guard(listen: str, insecure: bool) -> None:

@@ -1,24 +1,11 @@
-"""Tensors: a model's weights, caches, forward and sampling. Knows no socket, no actor and no wire.
+"""Tensors: a shard's weights, its cache, its forward and its sampling. Knows no socket, no task and
+no process; of the protocol it knows what a turn is told and tells (messages.sampling,
+messages.header), what an engine is to hold (messages.members), and tensors (messages.layers).
 
-In reading order:
+In reading order: loading.py makes an engine, engine.py runs its turns (turn.py), decoder/ is the
+forward, cpu/ and cuda/ are its devices, kv/ the cache, sampler.py picks tokens; collectives/ joins
+the ranks of a group, shared_rows/ hands rows from process to process.
 
-- turn.py: what a turn is asked to do, and what it gives
-- engine.py: a loaded shard at work: what an executor runs
-- loading.py: engines as they are made, from files or at random
-- weight_sources.py: where weights come from
-- tensors.py: tensors as bytes, and back
-- sampler.py: choosing the next token from logits
-- layer_engine.py: the layers that a layer worker holds
-- layer_time.py: how long one block takes on a device, measured
-- devices.py: devices, and the memory of each
-- threads.py: CPU threads of a process that computes
-- thread_tuner.py: how many threads a turn of decodes runs on
-- decoder/: the forward of a shard
-- kv/: KV memory, in pages
-- cpu/: kernels of the CPU, compiled by numba
-- cuda/: forwards, graphs and kernels of NVIDIA GPUs
-- collectives/: sums and gathers over the ranks of a group
-- shared_rows/: rows handed over in memory between processes
-
-May import: runtime/models/, messages/ and the files of runtime/ itself.
+triton is imported in cuda/ alone, which nobody imports but where a GPU is asked for, and numba in
+cpu/ alone. Imports models, messages and the files of runtime/ itself.
 """

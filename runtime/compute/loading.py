@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from zrt.runtime.compute.cpu.cpu_forward import CpuForward, cpu_decoder
 from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.decoder.linear import Linear
 from zrt.runtime.compute.decoder.shard import Shard
@@ -100,10 +101,25 @@ def read_engine(
     """Read blocks first..last from a source that is open. `table` as `Shard.load` has it; errors as
     `load_engine`."""
 
-    def load() -> Shard:
-        return Shard.load(
-            spec,
-            source,
+        has_head = blocks[1] == spec.num_blocks - 1 if ends is None else ends[1]
+        compiling = batch_sampler.compiling(spec.vocab_size, torch.device(device)) if has_head else None
+    shard = Shard.load(
+        spec,
+        source,
+        blocks,
+        dtype=dtype,
+        device=device,
+        ends=ends,
+        table=table,
+        group=group,
+        progress=progress,
+        cancelled=cancelled,
+    )
+    if on_gpu:
+        from zrt.runtime.compute.cuda.gpu_forward import GpuForward
+
+        pages = PagedKVCache(
+            shard.spec,
             blocks,
             dtype=options.dtype,
             device=options.device,
@@ -113,20 +129,13 @@ def read_engine(
             progress=watch.progress,
             cancelled=watch.cancelled,
         )
-
-    if torch.device(options.device).type == "cuda":
-        _check_gpu(spec, blocks, options, group)
-        return _gpu_engine(spec, blocks, options, load, watch)
-    shard = load()
-    cache = SlabKVCache(
-        shard.spec,
-        blocks,
-        dtype=options.dtype,
-        budget=options.kv_bytes,
-        context=options.context,
-        sessions=options.sessions,
-    )
-    return Engine(shard, cache, Decoder(shard, cache))
+        forward = GpuForward(shard, pages, sessions)
+        if compiling is not None:
+            compiling.join()
+        forward.capture(home() / "gpu", captured)
+        return Engine(shard, pages, Decoder(shard, pages, forward))
+    cache = SlabKVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
+    return Engine(shard, cache, cpu_decoder(shard, cache))
 
 
 def engine_of_ends(
@@ -138,9 +147,9 @@ def engine_of_ends(
     The engine holds no KV, and counts `pages` of it, so that it takes the sessions that the others
     take.
     """
-    shard = Shard.load(spec, source, (place, place - 1), dtype=options.dtype, ends=options.ends, table=table)
-    cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=options.context, sessions=options.sessions)
-    return Engine(shard, cache, Decoder(shard, cache))
+    shard = Shard.load(spec, source, (place, place - 1), dtype=dtype, ends=(embedding, head), table=table)
+    cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=context, sessions=sessions)
+    return Engine(shard, cache, Decoder(shard, cache, CpuForward(shard, None)))
 
 
 def _gpu_engine(

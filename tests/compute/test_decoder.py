@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zrt.actors.block_server.backend import load_assigned
+from zrt.runtime.compute.cpu.cpu_forward import cpu_decoder
 from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.turn import BatchStep
 from zrt.runtime.errors import ZrtError
@@ -190,7 +190,7 @@ def test_a_forward_that_fails_midway_leaves_the_sessions_as_they_were(folder, pi
     pipe.logits("a", 0, ids[:20])
     before, pages = _state(good, "a"), good.cache.stats()
     blocks = (*good.shard.blocks[:2], replace(good.shard.blocks[2], gate_up=_OutOfMemory()), good.shard.blocks[3])
-    failing = Decoder(replace(good.shard, blocks=blocks), good.cache)
+    failing = cpu_decoder(replace(good.shard, blocks=blocks), good.cache)
     with pytest.raises(MemoryError):
         failing.forward([BatchStep("a", 20, 20), BatchStep("b", 0, 20)], torch.tensor(ids))
     after = _state(good, "a")

@@ -1,11 +1,12 @@
 """Norms, rotation and gates are what float64 says, whatever the sizes and strides."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from zrt.runtime.compute.cpu import numba_runtime, row_kernels
-from zrt.runtime.compute.decoder.elementwise import gate_, rms_norm
-from zrt.runtime.compute.decoder.rope import rotate_
+from zrt.runtime.compute.cpu.cpu_ops import CpuOps
 
 ROWS = [1, 2, 3, 40, 700]
 
@@ -64,7 +65,7 @@ def test_a_gate(rows: int, gelu: bool) -> None:
 @pytest.mark.parametrize("kernels", [True, False], ids=["by kernels", "by torch"])
 def test_both_ways_are_one_function_and_write_to_nothing_else(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
     """Where torch came with another OpenMP runtime there are no kernels."""
-    x, weight, eps = torch.randn(3, 48), torch.randn(48), torch.tensor([1e-5])
+    x, weight = torch.randn(3, 48), torch.randn(48)
     heads, angles, both = torch.randn(3, 4, 16), torch.randn(3, 1, 16), torch.randn(3, 40)
     wanted = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
     swapped = torch.cat((heads[..., 8:], heads[..., :8]), dim=-1)
@@ -73,10 +74,13 @@ def test_both_ways_are_one_function_and_write_to_nothing_else(monkeypatch: pytes
     if not kernels:
         monkeypatch.setattr(numba_runtime, "_parallel", None)
     out, before = torch.empty(3, 48), x.clone()
-    rms_norm(x, weight, eps, out, torch.empty(3, 1))
+    ops = CpuOps(torch.float32, 1e-5, is_silu=True)
+    ops.norm(x, weight, out, torch.empty(3, 1))
     assert torch.allclose(out, wanted, atol=1e-5)
     assert torch.equal(x, before)
-    rotate_(heads, (heads[..., 8:], heads[..., :8]), torch.empty_like(heads), angles.cos(), angles.sin())
+    views = SimpleNamespace(gate=both[:, :20], up=both[:, 20:], rotated=heads, swapped=torch.empty_like(heads))
+    views.rotated_halves = (heads[..., 8:], heads[..., :8])
+    ops.rotate(views, angles.cos(), angles.sin())
     assert torch.allclose(heads, rotated, atol=1e-5)
-    gate_(both[:, :20], both[:, 20:], True)
+    ops.gate(views)
     assert torch.allclose(both[:, :20], gated, atol=1e-5)

@@ -36,17 +36,18 @@ def compile_only(kernel, *args, grid, warmup, **options):
 JITFunction.run = compile_only
 
 from zrt.runtime.compute.cuda import stream_flags  # noqa: E402  what they import asks what cards there are
-from zrt.runtime.compute.cuda.batch_sampler import draw  # noqa: E402
-from zrt.runtime.compute.cuda.launch import Heads, best, gate_rows, norm_rows, one_row_product  # noqa: E402
+from zrt.runtime.compute.cuda.attention_launch import PagedAttention  # noqa: E402
+from zrt.runtime.compute.cuda.batch_sampler import best, draw  # noqa: E402
+from zrt.runtime.compute.cuda.dense_launch import gate_rows, norm_rows, one_row_product  # noqa: E402
 from zrt.runtime.compute.cuda.tuning import TRIED  # noqa: E402
-from zrt.runtime.compute.decoder.attention import AttentionSpec  # noqa: E402
+from zrt.runtime.compute.decoder.ops import AttentionSpec  # noqa: E402
 
 CPU = torch.device("cpu")
 
 
 def attention(dtype: torch.dtype, head_dim: int, window: int | None, softcap: float | None) -> None:
     spec = SimpleNamespace(num_heads=8, num_kv_heads=2, head_dim=head_dim, rope_dim=head_dim)
-    heads = Heads(spec, AttentionSpec((window,), 0.1, softcap), 16, CPU)
+    heads = PagedAttention(spec, AttentionSpec((window,), 0.1, softcap), 16, CPU)
     kv = [torch.empty(16, 16, 2, head_dim, dtype=dtype) for _ in range(2)]
     norm = torch.empty(10, head_dim, dtype=dtype)
     for rows in (1, 8, 64, 512):

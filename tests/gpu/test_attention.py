@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.decoder.attention import AttentionSpec
+from zrt.runtime.compute.decoder.ops import AttentionSpec
 from zrt.runtime.models.architecture.spec import spec_from_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -33,7 +33,7 @@ STEPS = {
 def test_rows_of_one_and_of_several_tokens_see_their_history(
     heads: tuple[int, int, int], sees: tuple[int | None, float | None], steps: list[tuple[int, int]], dtype: torch.dtype
 ) -> None:
-    from zrt.runtime.compute.cuda.launch import Heads, query_tile
+    from zrt.runtime.compute.cuda.attention_launch import PagedAttention, query_tile
 
     count, kv_heads, width = heads
     window, softcap = sees
@@ -54,7 +54,7 @@ def test_rows_of_one_and_of_several_tokens_see_their_history(
             tiles += [(row + at, min(size, n - at), first + at, index) for at in range(0, n, size)]
             prompts += range(row, row + n)
         row += n
-    ours = Heads(spec, AttentionSpec((window,), scale, softcap), PAGE, device)
+    ours = PagedAttention(spec, AttentionSpec((window,), scale, softcap), PAGE, device)
 
     def there(numbers: object) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=device)

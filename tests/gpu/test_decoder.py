@@ -10,6 +10,7 @@ from support.chained import Pipeline
 from support.tiny_models import LONG_PROMPT, MODELS
 from torch import Tensor
 
+from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.compute.kv.paged_cache import PagedKVCache
@@ -31,18 +32,19 @@ class GpuPipeline(Pipeline):
     """The same shards on a GPU."""
 
     def __init__(self, folder: Path, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, *, graphs: bool = True):
-        from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder
+        from zrt.runtime.compute.cuda.gpu_forward import GpuForward
 
         self.spec = read_spec(folder)
         source = open_checkpoint(folder)
-        self.stages = []
+        self.stages, self.forwards = [], []
         for cut in cuts:
             shard = Shard.load(self.spec, source, cut, dtype=dtype, device="cuda:0")
             cache = PagedKVCache(self.spec, cut, dtype=dtype, device="cuda:0", budget=1 << 24, context=256, sessions=8)
-            decoder = GpuDecoder(shard, cache, 8)
+            forward = GpuForward(shard, cache, 8)
             if graphs:
-                decoder.capture()
-            self.stages.append(decoder)
+                forward.capture()
+            self.forwards.append(forward)
+            self.stages.append(Decoder(shard, cache, forward))
 
     def forward(self, steps: Sequence[BatchStep], x: Tensor) -> Tensor:
         for stage in self.stages:
@@ -77,7 +79,7 @@ def test_bfloat16_logits_are_near_those_of_the_cpu_in_float32(name, make_model) 
 def test_the_products_of_one_row_are_those_of_the_cpu(family, make_model) -> None:
     folder = make_model(family, **GREAT)
     ours = GpuPipeline(folder, CUTS["one stage"], torch.float32)
-    assert ours.stages[0].is_plain
+    assert ours.forwards[0].is_plain
     wanted_ids, wanted = on_cpu(folder).generate("s", TEXT, 48)
     ids, logits = ours.generate("s", TEXT, 48)
     assert ids == wanted_ids
@@ -122,13 +124,14 @@ def test_tokens_begun_ahead_are_those_of_the_cpu_and_are_dropped_where_a_session
     heats, make_model
 ) -> None:
     folder = make_model("qwen3", **GREAT)
-    gpu, cpu = GpuPipeline(folder, CUTS["one stage"], torch.float32).stages[0], on_cpu(folder).stages[0]
+    pipeline, cpu = GpuPipeline(folder, CUTS["one stage"], torch.float32), on_cpu(folder).stages[0]
+    gpu = pipeline.stages[0]
     engines = [Engine(decoder.shard, decoder.cache, decoder) for decoder in (gpu, cpu)]
     for engine in engines:
         engine.turn([Work(key, 0, 5 + key, torch.tensor(TEXT[: 5 + key]), opens=5 + key) for key in range(3)])
     said = [_go_on(engine, heats, [0, 1, 2], 7, 40) for engine in engines]
     assert said[0] == said[1]
-    assert gpu._ahead is not None
+    assert pipeline.forwards[0].has_begun_next
     said = [_go_on(engine, heats, [0, 2], 9, 20) for engine in engines]  # one less, and other tokens
     assert said[0] == said[1]
     for engine in engines:

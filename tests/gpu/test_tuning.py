@@ -19,7 +19,7 @@ def weights() -> list[Tensor]:
 
 
 def test_a_card_is_tried_once(weights: list[Tensor], tmp_path: Path) -> None:
-    from zrt.runtime.compute.cuda.launch import Product, one_row_product
+    from zrt.runtime.compute.cuda.dense_launch import Product, one_row_product
     from zrt.runtime.compute.cuda.tuning import TRIED, Tuning, worth_trying
 
     x, out = weights[0].new_ones(1, INPUTS), weights[0].new_empty(1, OUTPUTS)
@@ -45,7 +45,7 @@ def test_a_card_is_tried_once(weights: list[Tensor], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gate", [False, True])
 def test_every_shape_gives_the_product(gate: bool, weights: list[Tensor]) -> None:
-    from zrt.runtime.compute.cuda.launch import one_row_product
+    from zrt.runtime.compute.cuda.dense_launch import one_row_product
     from zrt.runtime.compute.cuda.tuning import fitting
 
     weight, norm = weights[0], torch.rand(INPUTS, device="cuda", dtype=torch.bfloat16) + 0.5

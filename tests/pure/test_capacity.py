@@ -250,19 +250,19 @@ def test_a_real_process_takes_no_more_than_was_counted(make_model: Callable[...,
     )
     code = """
 import pathlib, re, sys, torch
-import zrt.actors.block_server.block_server
-from zrt.runtime.compute.turn import BatchStep
-from zrt.runtime.compute.decoder.decoder import Decoder
-from zrt.runtime.compute.kv.slab_cache import SlabKVCache
+import zrt.actors.block_server
+from zrt.runtime.compute.cpu.cpu_forward import cpu_decoder
 from zrt.runtime.compute.decoder.shard import Shard
-from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.compute.kv.slab_cache import SlabKVCache
+from zrt.runtime.compute.turn import BatchStep
 from zrt.runtime.compute.weight_sources import open_checkpoint
+from zrt.runtime.models.architecture.spec import read_spec
 folder = pathlib.Path(sys.argv[1])
 spec = read_spec(folder)
 cut = (0, 3)
 shard = Shard.load(spec, open_checkpoint(folder), cut, dtype=torch.float32)
 cache = SlabKVCache(spec, cut, dtype=torch.float32, budget=int(sys.argv[2]), context=1024, sessions=4)
-decoder = Decoder(shard, cache)
+decoder = cpu_decoder(shard, cache)
 cache.open("s")
 for start in range(0, 1024, 512):
     decoder.forward([BatchStep("s", start, 512)], torch.arange(512) + start)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.decoder.decoder import Decoder
+from zrt.runtime.compute.cpu.cpu_forward import cpu_decoder
 from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.kv.slab_cache import SlabKVCache
 from zrt.runtime.compute.turn import BatchStep
@@ -24,7 +24,7 @@ class Pipeline:
         self.spec = read_spec(folder)
         source = open_checkpoint(folder)
         self.stages = [
-            Decoder(
+            cpu_decoder(
                 Shard.load(self.spec, source, cut, dtype=dtype),
                 SlabKVCache(self.spec, cut, dtype=dtype, budget=budget, context=context, sessions=8),
             )

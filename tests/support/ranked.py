@@ -10,7 +10,7 @@ import torch
 
 from support.chained import Pipeline
 from zrt.runtime.compute.collectives.communicator import Communicator, Rendezvous, join
-from zrt.runtime.compute.decoder.decoder import Decoder
+from zrt.runtime.compute.cpu.cpu_forward import cpu_decoder
 from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.kv.slab_cache import SlabKVCache
 from zrt.runtime.compute.weight_sources import Source, open_checkpoint
@@ -62,7 +62,7 @@ class RankedPipeline(Pipeline):
         for cut in cuts:
             shard = Shard.load(self.spec, source or open_checkpoint(folder), cut, dtype=dtype, group=group)
             cache = SlabKVCache(shard.spec, cut, dtype=dtype, budget=1 << 24, context=256, sessions=8)
-            self.stages.append(Decoder(shard, cache))
+            self.stages.append(cpu_decoder(shard, cache))
 
     def logits(self, key, seq_pos, ids, rope_length=0):  # type: ignore[no-untyped-def]
         """As the leader has them, at every rank, so that all pick the same tokens."""

@@ -1,9 +1,8 @@
-"""Sums and gathers over the ranks of a tensor-parallel group.
+"""What the ranks of a tensor-parallel group do together: sums, gathering and broadcast.
 
 In reading order:
+- communicator.py: how a group meets, its operations, and gloo for ranks on CPUs.
+- nccl.py: NCCL for ranks on GPUs, through its own C interface, imported where a GPU is asked for.
 
-- communicator.py: the group joined: gloo on CPUs, NCCL on CUDA devices
-- nccl.py: NCCL's own C interface
-
-May import: torch, runtime/compute/decoder/ and the files of runtime/ itself.
+Imports compute.decoder.tp_linear, whose protocol `Collectives` the communicators are.
 """

@@ -1,13 +1,13 @@
-"""Kernels of the CPU in float32, compiled by numba when first used and kept on disk.
-
-numba is imported here and nowhere else.
+"""The forward of a shard on a CPU. numba is imported in this room alone, and compiles or reads its
+kernels when a module of them is imported.
 
 In reading order:
+- cpu_forward.py: one turn, from token ids or hidden states to hidden states or logits.
+- cpu_ops.py: norms, gate and rotation between the products of a block.
+- ragged_attention.py: attention of a batch whose sessions lie in the slab of a SlabKVCache.
+- row_kernels.py, gemm.py, decode_attention.py: float32 kernels.
+- numba_runtime.py: how kernels are compiled, kept and run on torch's threads.
 
-- numba_runtime.py: what all kernels share: compiling, threads, the cache
-- gemm.py: products of activations with packed weights
-- row_kernels.py: norms, gates and rotations, row by row
-- decode_attention.py: attention of single tokens
-
-May import: torch, numba, and the files of runtime/ itself.
+Imports compute.decoder, compute.kv and compute.turn; compute.decoder.linear alone imports a module
+of this room (gemm.py), and never a module that imports it.
 """

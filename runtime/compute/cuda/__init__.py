@@ -1,20 +1,16 @@
-"""Forwards on NVIDIA GPUs: what the decoder does there otherwise than on a CPU.
-
-A forward is told everything by one copy from the host, so that it can be captured as a CUDA graph
-and replayed.
+"""The forward of a shard on an NVIDIA GPU. triton is imported in this room alone, and nobody
+imports this room but where a GPU is asked for.
 
 In reading order:
+- gpu_forward.py: one turn, which replays a graph or launches kernel by kernel.
+- eager_forward.py: the kernels of a forward in their order; what graphs capture.
+- decode_graph.py, prompt_graph.py: CUDA graphs of sessions' next tokens, and of prompts.
+- inputs.py: what a forward is told by the host, in one copy.
+- cuda_ops.py, dense_launch.py, attention_launch.py: launches of the kernels.
+- one_row.py, tuning.py: products of one row, and the shapes that suit a card.
+- batch_sampler.py: tokens picked on the device.
+- stream_flags.py: words of the host's memory that streams write and wait for.
+- kernels/: the kernels themselves, in Triton's language.
 
-- gpu_decoder.py: the forward of one shard over a ragged batch
-- inputs.py: what the host tells one forward, in one copy
-- decode_graph.py: next tokens of several sessions, as a graph
-- prompt_graph.py: batches with prompts in them, as a graph
-- one_row.py: the products of one row, for plain models
-- batch_sampler.py: drawing the tokens of a whole batch
-- launch.py: the kernels as Python functions of tensors
-- tuning.py: which shapes of a kernel suit a card
-- stream_flags.py: words of host memory that a stream writes and awaits
-- kernels/: the kernels themselves, in Triton
-
-May import: runtime/compute/'s own files, decoder/, kv/ and shared_rows/, and runtime/models/.
+Imports compute.decoder, compute.kv, compute.shared_rows and compute.turn.
 """

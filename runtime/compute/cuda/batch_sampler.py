@@ -1,5 +1,5 @@
-"""Drawing the tokens of a whole batch on a GPU: nothing waits for the host, so it can stand in a
-CUDA graph."""
+"""The tokens of a whole batch picked on a GPU, the greatest logit's or one that is drawn: nothing
+waits for the host, so that picking can stand in a CUDA graph."""
 
 from collections.abc import Sequence
 from threading import Thread
@@ -8,21 +8,22 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.cuda.kernels import triton_kernels
+from zrt.runtime.compute.cuda.dense_launch import power_of_two
 from zrt.runtime.compute.cuda.kernels.dense.dependent_launch import DEPENDENT
+from zrt.runtime.compute.cuda.kernels.sampling import argmax, thresholds
 from zrt.runtime.compute.cuda.kernels.sampling import draw as draw_kernels
-from zrt.runtime.compute.cuda.kernels.sampling import thresholds
-from zrt.runtime.compute.cuda.launch import BEST_TILE
 from zrt.runtime.compute.sampler import GREEDY
 
+BEST_TILE: Final = 4096
+"""Logits of a row that a program looks at."""
 NARROWINGS: Final = 3
 """Each leaves about a sixteenth of a bracket, so that few tokens are in it after these."""
 WARPS: Final = 8
 
 
 def compiling(vocab: int, device: torch.device) -> Thread:
-    """Compile the kernels, which takes some ten seconds where they are not in Triton's cache:
-    beside something else, that reads weights."""
+    """Start to compile the kernels, in a thread of their own: they take some ten seconds where they
+    are not in Triton's cache, and can be beside something else, that reads weights."""
 
     def run() -> None:
         with torch.cuda.device(device):
@@ -36,8 +37,8 @@ def compiling(vocab: int, device: torch.device) -> Thread:
 
 
 class Knobs:
-    """What `draw` needs to know of so many rows: `on_device` float64 [rows, 5], of each
-    Sampler.knobs."""
+    """What `draw` needs to know of `rows` rows: `on_device` float64 [rows, 5], `Sampler.knobs` of
+    each."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._host = torch.empty(rows, len(GREEDY), dtype=torch.float64, pin_memory=True)
@@ -45,16 +46,29 @@ class Knobs:
         self._sent = torch.cuda.Event()
 
     def send(self, knobs: Sequence[tuple[float, ...]]) -> None:
-        """Those of the first rows; the others are greedy."""
+        """Start to copy the knobs of the first rows to the device; the other rows are greedy."""
         self._sent.synchronize()  # the copy before has read the buffer
         self._host[:] = torch.tensor([*knobs, *[GREEDY] * (len(self._host) - len(knobs))], dtype=torch.float64)
         self.on_device.copy_(self._host, non_blocking=True)
         self._sent.record()
 
 
+def best(logits: Tensor) -> Tensor:
+    """Return the greatest of each row of logits [rows, vocab] and its token, the first if there are
+    several: float64 [2, rows]."""
+    rows, width = logits.shape
+    tiles = -(-width // BEST_TILE)
+    tops = torch.empty(rows, tiles, device=logits.device)
+    indices = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    result = torch.empty(2, rows, dtype=torch.float64, device=logits.device)
+    argmax.best_of_tile[(rows, tiles)](logits, tops, indices, width, BEST_TILE, num_warps=8, launch_pdl=DEPENDENT)
+    argmax.best_of_row[(rows,)](tops, indices, result, tiles, power_of_two(tiles), num_warps=1, launch_pdl=DEPENDENT)
+    return result
+
+
 def draw(logits: Tensor, knobs: Tensor) -> Tensor:
-    """Of each row of logits float32 [rows, vocab], the greatest and the token that is picked:
-    float64 [2, rows], as gpu_kernels.best gives it.
+    """Return the greatest of each row of logits float32 [rows, vocab] and the token that is drawn:
+    float64 [2, rows], as `best` does.
 
     `knobs` float64 [rows, 5] lies on the device. The token is that of `Sampler.pick` without bias,
     penalties and minimum length; temperature 0 takes the first token of the greatest logit. A row
@@ -76,7 +90,7 @@ def draw(logits: Tensor, knobs: Tensor) -> Tensor:
     sizes = (width, tiles)
     launch = {"num_warps": WARPS, "launch_pdl": DEPENDENT}
     lean = {**launch, "maxnreg": 128}  # two programs a multiprocessor
-    triton_kernels.best_of_tile[(rows, tiles)](logits, tops, indices, width, BEST_TILE, **launch)
+    argmax.best_of_tile[(rows, tiles)](logits, tops, indices, width, BEST_TILE, **launch)
     before, after = states
     for is_mass in (False, True):  # top-k, then top-p among what it keeps
         weighed, parted = parts

@@ -2,30 +2,28 @@
 replayed for each token."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.cuda import launch
-from zrt.runtime.compute.cuda.batch_sampler import Knobs, draw
+from zrt.runtime.compute.cuda.batch_sampler import Knobs, best, draw
+from zrt.runtime.compute.cuda.eager_forward import EagerForward
 from zrt.runtime.compute.cuda.inputs import Size
 from zrt.runtime.compute.decoder.tp_linear import LEADER
 from zrt.runtime.compute.decoder.workspace import Views
 from zrt.runtime.compute.shared_rows.channel import Rows
 from zrt.runtime.compute.turn import BatchStep
 
-if TYPE_CHECKING:
-    from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder
 
-
-class Graph:
+class DecodeGraph:
     """The forward of `size` sessions' next tokens, captured once and replayed."""
 
-    def __init__(self, decoder: "GpuDecoder", size: int, views: Views) -> None:
-        self._decoder = decoder
+    def __init__(self, eager: EagerForward, size: int, views: Views) -> None:
+        self._eager = eager
+        self._shard = eager.shard
         self._views = views
-        self._inputs = decoder.inputs(Size(0, 0, size))
+        self._inputs = eager.inputs(Size(0, 0, size))
         self._graph = torch.cuda.CUDAGraph()
         self._picked = torch.empty(2, size, dtype=torch.float64, pin_memory=True)
         self._heard = torch.cuda.Event()
@@ -38,14 +36,14 @@ class Graph:
         """Hidden states or logits of the last launch, until the next."""
 
     def capture(self, pool: Any) -> Any:
-        """Returns the pool of memory to be used by the next."""
+        """Capture the forward, and return the pool of memory to be used by the next graph."""
         self._inputs.fill((), torch.empty(0))
         self._inputs.send()
         self._forward()  # compiles what was not yet, and lets libraries make their plans
-        torch.cuda.current_stream(self._decoder.shard.device).synchronize()
+        torch.cuda.current_stream(self._shard.device).synchronize()
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self.result = self._forward()
-        shard = self._decoder.shard
+        shard = self._shard
         if shard.is_last and shard.leads:
             knobs = self._knobs = Knobs(len(self.result), shard.device)
             knobs.send(())
@@ -57,10 +55,11 @@ class Graph:
 
     @property
     def void(self) -> Tensor | None:
-        """Inputs.void of the last launch."""
+        """Whether rows handed over to the last launch are void (see `Inputs.void`)."""
         return self._inputs.void
 
     def launch(self, steps: Sequence[BatchStep], x: Rows) -> None:
+        """Start the forward of at most `size` sessions' tokens into `result`."""
         self._inputs.fill(steps, x)
         self._inputs.send()
         self._graph.replay()
@@ -76,39 +75,42 @@ class Graph:
             self._said = self._drawn
 
     def launch_next(self, steps: Sequence[BatchStep]) -> None:
-        """Again, for the tokens that are picked from the last launch."""
+        """Start the forward of the tokens that are picked from the last launch, before the host
+        knows them."""
         assert self._said is not None
         self._inputs.fill(steps, torch.zeros(len(steps), dtype=torch.int64))
         self._inputs.send()
-        self._inputs.ids[: len(steps)].copy_(self._said[1, : len(steps)])
+        self._inputs.device.x[: len(steps)].copy_(self._said[1, : len(steps)])
         self._graph.replay()
 
     def tokens(self, count: int) -> Tensor:
-        """int64 [count] on the device: the tokens picked, once it has them."""
+        """Return the tokens picked, int64 [count] on the device, which may not know them yet."""
         assert self._said is not None
         return self._said[1, :count].to(torch.int64)
 
     def ask(self) -> None:
-        """Have the device say what it picked when it has that."""
+        """Start to copy what is picked to the host."""
         assert self._said is not None
         count = self._said.shape[1]
         self._picked[:, :count].copy_(self._said, non_blocking=True)
         self._heard.record()
 
     def said(self, count: int) -> Tensor:
-        """What was asked for last: float64 [2, count] on the CPU, the greatest logits and the
-        tokens picked."""
+        """Wait for what was asked for last, and return it: float64 [2, count] on the CPU, the
+        greatest logits and the tokens picked."""
         self._heard.synchronize()
         return self._picked[:, :count].clone()
 
     def _forward(self) -> Tensor:
-        self._decoder.blocks(self._inputs, self._views)
-        if self._decoder.shard.head is None:
+        """Launch the forward: hidden states, or logits float32 [size, vocab] whose best tokens are
+        picked with them."""
+        self._eager.blocks(self._inputs, self._views)
+        if self._shard.head is None:
             return self._views.hidden
-        logits = self._decoder.logits(self._views.hidden)
-        group = self._decoder.shard.group
+        logits = self._eager.logits(self._views.hidden)
+        group = self._shard.group
         if group is None or group.rank == LEADER:
-            self._best = launch.best(logits)
+            self._best = best(logits)
         else:
             self._best = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
         if group is not None:
@@ -116,6 +118,7 @@ class Graph:
         return logits
 
     def end(self) -> None:
+        """Free the graphs."""
         self._graph.reset()
         if self._drawn is not None:
             self._draw.reset()

@@ -2,7 +2,7 @@
 before attention and MLP alone.
 
 Each is a kernel that reads its weights as fast as memory gives them, with norm, gate or residual
-inside (triton_kernels.one_row_product).
+inside (kernels/dense/gemv.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from zrt.runtime.compute.cuda import launch
-from zrt.runtime.compute.cuda.launch import Product
+from zrt.runtime.compute.cuda.dense_launch import Product, one_row_product, shape_of
 from zrt.runtime.compute.cuda.tuning import Tuning, worth_trying
 from zrt.runtime.compute.decoder.linear import DenseLinear, Linear
 from zrt.runtime.compute.decoder.shard import Block, Shard
@@ -23,7 +22,7 @@ Attend = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Of one block, [outputs, inputs] each; of a rank, its own."""
+    """The weights of one block, [outputs, inputs] each; of a rank, its own."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -47,7 +46,7 @@ class PlainBlocks:
 
     @classmethod
     def of(cls, shard: Shard) -> "PlainBlocks | None":
-        """None where they are of another kind."""
+        """Return the blocks of a shard, None where they are of another kind."""
         spec = shard.spec
         if spec.activation != "silu" or spec.residual_scale != 1 or spec.qk_norm == "width":
             return None
@@ -57,15 +56,14 @@ class PlainBlocks:
             return None
 
     def run(self, index: int, views: Views, attend: Attend) -> None:
-        """Block `index` of the shard, in place on `views.hidden` [1, hidden]; `attend` does what
-        stands between the products."""
+        """Compute block `index` of the shard, in place on `views.hidden` [1, hidden]; `attend` does
+        what stands between the products."""
         weights, hidden, eps = self._weights[index], views.hidden, self._eps
-        product = launch.one_row_product
-        product(hidden, weights.qkv, views.qkv, norm=weights.attention_norm, eps=eps, shape=self._qkv)
+        one_row_product(hidden, weights.qkv, views.qkv, norm=weights.attention_norm, eps=eps, shape=self._qkv)
         attend()
         self._add(views.attended, weights.o, views, self._o)
         gated = views.gate_up[:, : weights.down.shape[1]]
-        product(hidden, weights.gate_up, gated, norm=weights.mlp_norm, eps=eps, gate=True, shape=self._gate_up)
+        one_row_product(hidden, weights.gate_up, gated, norm=weights.mlp_norm, eps=eps, gate=True, shape=self._gate_up)
         self._add(gated, weights.down, views, self._down)
 
     def tune(self, tuning: Tuning) -> None:
@@ -78,11 +76,11 @@ class PlainBlocks:
         self._down = _tuned(tuning, self._down, [each.down for each in weights], self._eps, add=adds)
 
     def _add(self, x: Tensor, weight: Tensor, views: Views, shape: Product) -> None:
-        """A product, of which a group's ranks each have a summand, added to the residual stream."""
+        """Add a product, of which a group's ranks each have a summand, to the residual stream."""
         if self._group is None:
-            launch.one_row_product(x, weight, views.hidden, add=True, shape=shape)
+            one_row_product(x, weight, views.hidden, add=True, shape=shape)
             return
-        launch.one_row_product(x, weight, views.normed, shape=shape)
+        one_row_product(x, weight, views.normed, shape=shape)
         self._group.all_reduce(views.normed)
         views.hidden.add_(views.normed)
 
@@ -90,7 +88,7 @@ class PlainBlocks:
 class PlainHead:
     """The head of a shard with the norm before it, made by `of`."""
 
-    def __init__(self, head: Linear, norm: Tensor, eps: float, group: Collectives | None) -> None:
+    def __init__(self, head: Linear, norm: Tensor, eps: float) -> None:
         """`_NotPlain`: it has a bias, or its size does not suit the kernel."""
         self._weight = _weight(head)
         self._shape = _shape(self._weight)
@@ -100,32 +98,33 @@ class PlainHead:
 
     @classmethod
     def of(cls, shard: Shard) -> "PlainHead | None":
-        """None where there is none, or one of another kind."""
+        """Return the head of a shard, None where there is none, or one of another kind."""
         if shard.head is None or shard.final_norm is None:
             return None
         try:
-            return cls(shard.head, shard.final_norm, shard.spec.norm_eps, shard.group)
+            return cls(shard.head, shard.final_norm, shard.spec.norm_eps)
         except _NotPlain:
             return None
 
     def write(self, hidden: Tensor, logits: Tensor) -> None:
-        """The logits [1, vocab] of hidden states [1, hidden] before the norm; of a group, at the
-        leader."""
+        """Write the logits [1, vocab] of hidden states [1, hidden] before the norm; of a group, at
+        the leader."""
         own = logits if self._split is None else logits.new_empty(1, len(self._weight))
-        launch.one_row_product(hidden, self._weight, own, norm=self._norm, eps=self._eps, shape=self._shape)
+        one_row_product(hidden, self._weight, own, norm=self._norm, eps=self._eps, shape=self._shape)
         if self._split is not None:
             self._split.collect(own, logits)
 
     def tune(self, tuning: Tuning) -> None:
-        """As PlainBlocks.tune."""
+        """Find the shape that suits this card."""
         self._shape = _tuned(tuning, self._shape, [self._weight], self._eps, norm=self._norm)
 
 
 class _NotPlain(Exception):
-    pass
+    """Blocks or a head that the kernel of one row cannot compute."""
 
 
 def _plain(block: Block) -> _Weights:
+    """Return the weights of a block of the plain kind. Raises `_NotPlain`."""
     if block.attention_norm is None or block.mlp_norm is None:
         raise _NotPlain
     if block.attention_out_norm is not None or block.mlp_out_norm is not None:
@@ -135,7 +134,7 @@ def _plain(block: Block) -> _Weights:
 
 
 def _weight(linear: Linear) -> Tensor:
-    """A weight without bias, of a rank the rank's own part."""
+    """Return a weight without bias, of a rank the rank's own part. Raises `_NotPlain`."""
     if isinstance(linear, RowParallelLinear):
         linear = linear.product
     elif isinstance(linear, VocabularyLinear):
@@ -146,7 +145,8 @@ def _weight(linear: Linear) -> Tensor:
 
 
 def _shape(weight: Tensor, *, gate: bool = False) -> Product:
-    shape = launch.shape_of(weight.shape[1])
+    """Return a shape for products with this weight. Raises `_NotPlain`."""
+    shape = shape_of(weight.shape[1])
     if shape is None or weight.shape[0] % (shape.rows * (2 if gate else 1)):
         raise _NotPlain
     return shape
@@ -162,8 +162,8 @@ def _tuned(
     gate: bool = False,
     add: bool = False,
 ) -> Product:
-    """The shape that suits products with these weights; the one they have where they are too small
-    to tell."""
+    """Return the shape that suits products with these weights; `shape`, which they have, where they
+    are too small to tell."""
     one = weights[0]
     if not worth_trying(one):
         return shape
@@ -171,7 +171,7 @@ def _tuned(
     out = one.new_zeros(1, len(one) // (2 if gate else 1))
 
     def run(weight: Tensor, shape: Product) -> None:
-        launch.one_row_product(x, weight, out, norm=norm, eps=eps, gate=gate, add=add, shape=shape)
+        one_row_product(x, weight, out, norm=norm, eps=eps, gate=gate, add=add, shape=shape)
 
     words = [word for word, is_so in (("norm", norm is not None), ("gate", gate), ("add", add)) if is_so]
     return tuning.shape(" ".join(words), weights, run, gate=gate)

@@ -7,18 +7,16 @@ hosts besides.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from zrt.runtime.compute.cuda.eager_forward import EagerForward
 from zrt.runtime.compute.cuda.inputs import Buffers, Inputs, Size
 from zrt.runtime.compute.decoder.workspace import Views
 from zrt.runtime.compute.shared_rows.channel import Rows
 from zrt.runtime.compute.turn import BatchStep
-
-if TYPE_CHECKING:
-    from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder
 
 TOKENS_ALONE: Final = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 TOKENS_BESIDE: Final = (64, 128, 256, 512, 1024)
@@ -31,7 +29,7 @@ PROMPTS: Final = 16
 
 
 def sizes(context: int, sessions: int) -> list[Size]:
-    """Of the graphs of a decoder, the smallest first."""
+    """Return the sizes of the graphs of a decoder, the smallest first."""
     prompts = min(PROMPTS, sessions)
     found = [Size(tokens, prompts, 0) for tokens in _up_to(context * prompts, TOKENS_ALONE)]
     if sessions > 1:
@@ -41,7 +39,8 @@ def sizes(context: int, sessions: int) -> list[Size]:
 
 
 def _up_to(most: int, numbers: Iterable[int]) -> Iterator[int]:
-    """Of rising numbers those below `most`, and then `most` itself if there is a greater one."""
+    """Yield those of rising numbers that are below `most`, and then `most` itself if there is a
+    greater one."""
     for number in numbers:
         yield min(number, most)
         if number >= most:
@@ -52,31 +51,32 @@ class PromptGraph:
     """The blocks of batches that `size` holds. Those of a decoder work in the same buffers: one
     batch runs at a time."""
 
-    def __init__(self, decoder: "GpuDecoder", size: Size, views: Views, buffers: Buffers) -> None:
+    def __init__(self, eager: EagerForward, size: Size, views: Views, buffers: Buffers) -> None:
         self.size = size
-        self._decoder = decoder
+        self._eager = eager
         self._views = views
-        self._inputs = decoder.inputs(size, buffers)
+        self._inputs = eager.inputs(size, buffers)
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, pool: Any) -> Any:
-        """Returns the pool of memory to be used by the next."""
+        """Capture the blocks, and return the pool of memory to be used by the next graph."""
         self._inputs.fill((), torch.empty(0))
         self._inputs.send()
-        self._decoder.blocks(
-            self._inputs, self._views
-        )  # compiles what was not yet, and lets libraries make their plans
-        torch.cuda.current_stream(self._decoder.shard.device).synchronize()
+        # Compiles what was not yet, and lets libraries make their plans.
+        self._eager.blocks(self._inputs, self._views)
+        torch.cuda.current_stream(self._eager.shard.device).synchronize()
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._decoder.blocks(self._inputs, self._views)
+            self._eager.blocks(self._inputs, self._views)
         return self._graph.pool()
 
     def launch(self, steps: Sequence[BatchStep], x: Rows) -> tuple[Inputs, Tensor]:
-        """What the batch was told, and its hidden states [rows, hidden], until the next launch."""
+        """Start the blocks of a batch; return its inputs and its hidden states [rows, hidden], good
+        until the next launch."""
         self._inputs.fill(steps, x)
         self._inputs.send()
         self._graph.replay()
         return self._inputs, self._views.hidden[: len(x)]
 
     def end(self) -> None:
+        """Free the graph."""
         self._graph.reset()

@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from zrt.runtime.compute.cuda.launch import Product
+from zrt.runtime.compute.cuda.dense_launch import Product
 
 log = logging.getLogger(__name__)
 

@@ -1,16 +1,13 @@
-"""The one decoder that every model family runs through, driven by the features of its `ModelSpec`.
+"""A shard of a model and its forward, whatever the device: what blocks consist of and in which
+order they compute. Imports no triton and no numba.
 
 In reading order:
+- decoder.py: the one door of a shard: a turn checked, computed, and the cache kept true.
+- block_stack.py: the one order of embedding, blocks, norm and head.
+- ops.py: what differs between devices there; compute/cpu and compute/cuda implement it.
+- shard.py, linear.py, tp_linear.py: weights, and the products with them.
+- rope.py: angles of positions.
+- workspace.py: buffers that every block writes over.
 
-- decoder.py: the forward of one shard over a ragged batch
-- shard.py: the weights that one process holds
-- linear.py: linear layers, chosen at load
-- tp_linear.py: linear layers of a tensor-parallel rank
-- attention.py: attention of a ragged batch, in place in the cache
-- rope.py: rotary position embedding
-- elementwise.py: norms and gates
-- workspace.py: the buffers that every block writes over
-
-May import: the other files of runtime/compute/, its cpu/ and kv/, and runtime/models/. Triton stays
-in cuda/.
+Imports compute.cpu.gemm (linear.py), compute.kv, compute.shared_rows, compute.turn and models.
 """

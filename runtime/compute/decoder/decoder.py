@@ -1,61 +1,62 @@
-"""The forward of one shard over a ragged batch.
-
-Order of casts follows transformers' models, so that float32 agrees to 1e-4 and bfloat16 to
-rounding: norms in float32, cos and sin in the model's dtype, every other operation rounded to the
-model's dtype. What a model lacks costs it no operation.
-"""
+"""A shard's forward behind one door: what every device checks of a turn, and its cache kept true
+whether the turn succeeds or fails."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.decoder.attention import AttentionSpec, RaggedAttention
-from zrt.runtime.compute.decoder.elementwise import gate_, rms_norm
-from zrt.runtime.compute.decoder.linear import Linear
-from zrt.runtime.compute.decoder.rope import rotary, rotate_
-from zrt.runtime.compute.decoder.shard import Block, Shard
-from zrt.runtime.compute.decoder.tp_linear import NormsOverRanks
-from zrt.runtime.compute.decoder.workspace import Views, Workspace
-from zrt.runtime.compute.kv.page_pool import session_name
+from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.kv.session_cache import SessionCache
-from zrt.runtime.compute.kv.slab_cache import SlabKVCache
 from zrt.runtime.compute.shared_rows.channel import HandedRows, Rows
 from zrt.runtime.compute.turn import LOGITS, BatchStep, Picking
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 
 
-class Decoder:
-    """A shard and its cache. Not thread-safe: one executor uses it."""
+class Forward(Protocol):
+    """The forward of a shard on one kind of device: cpu_forward.py, gpu_forward.py."""
 
-    def __init__(self, shard: Shard, cache: SessionCache) -> None:
-        self.shard = shard
-        self.cache = cache
-        self.best: Tensor | None = None
-        """Of the last forward's logits, where a device has picked: float64 [2, rows], the greatest
-        of each row, and the token picked."""
-        self.void: Tensor | None = None
-        """Of the last forward's input, where rows were handed over: int32 on the device, not all 0
-        if some are void."""
-        spec = shard.spec
-        blocks = spec.blocks[shard.first : shard.last + 1]
-        ropes = list(dict.fromkeys(block.rope for block in blocks if block.rope is not None))
-        self._rotaries = [rotary(rope, cache.context, shard.dtype) for rope in ropes]
-        self._rotary_of = [None if block.rope is None else ropes.index(block.rope) for block in blocks]
-        self._rope_switch = spec.rope_switch
-        windows = tuple(block.window for block in blocks)
-        self._attention = AttentionSpec(windows, spec.attention_scale, spec.attention_softcap)
-        self._eps = torch.tensor([spec.norm_eps])
-        self._wide_norms = None if shard.group is None else NormsOverRanks(spec, shard.group, shard.device)
-        self._workspace = Workspace(spec, shard.dtype, shard.device)
-        self._is_silu = spec.activation == "silu"
-        self._residual_scale = spec.residual_scale
-        scale = spec.embedding_scale
-        self._embedding_scale = float(torch.tensor(scale).to(shard.dtype)) if spec.embedding_scale_rounds else scale
+    @property
+    def best(self) -> Tensor | None:
+        """What the device picked from the last forward's logits, None where it did not: float64 [2,
+        rows], the greatest of each row, and the token picked."""
+
+    @property
+    def void(self) -> Tensor | None:
+        """Whether rows that were handed over to the last forward are void, None where none were:
+        int32 on the device, not all 0 if some are."""
+
+    def run(self, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
+        """Compute one turn that is admitted, as `Decoder.forward` returns it."""
 
     def end(self) -> None:
         """Let go of what holds a group's operations, before the group ends."""
+
+
+class Decoder:
+    """A shard, its cache and its forward. Not thread-safe: one executor uses it."""
+
+    def __init__(self, shard: Shard, cache: SessionCache, forward: Forward) -> None:
+        self.shard = shard
+        self.cache = cache
+        self._device = forward
+        self._rope_switch = shard.spec.rope_switch
+
+    @property
+    def best(self) -> Tensor | None:
+        """What the device picked in the last forward (see `Forward.best`)."""
+        return self._device.best
+
+    @property
+    def void(self) -> Tensor | None:
+        """Whether the last forward's input is void (see `Forward.void`)."""
+        return self._device.void
+
+    def end(self) -> None:
+        """Let go of what holds a group's operations, before the group ends."""
+        self._device.end()
 
     def admit(self, step: BatchStep, x: Tensor | HandedRows) -> None:
         """Check one step and its input, and take the pages it needs, going back first where it
@@ -71,7 +72,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[BatchStep], x: Rows, picking: Picking = LOGITS) -> Tensor:
-        """Run one turn. Rows of `x` and of the result lie in the order of `steps`, `n` rows each.
+        """Compute one turn: rows of `x` and of the result lie in the order of `steps`, `n` each.
 
         `x`: token ids int64 [rows] on the first stage, else hidden states [rows, hidden] in the
         shard's dtype; it is not written to. Returns hidden states [rows, hidden], or on the last
@@ -85,7 +86,7 @@ class Decoder:
         try:
             for step in steps:
                 self._take_pages(step)
-            result = self._run(steps, x, picking)
+            result = self._device.run(steps, x, picking)
         except BaseException:
             for step in steps:
                 if step.key in self.cache:
@@ -95,105 +96,8 @@ class Decoder:
             self.cache.commit(step.key, step.seq_pos + step.n)
         return result
 
-    def _run(self, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
-        assert isinstance(x, Tensor)
-        shard = self.shard
-        views = self._workspace.views(len(x))
-        if shard.embedding is None:
-            views.hidden.copy_(x)
-        else:
-            shard.embedding.rows(x, views.hidden)
-            if self._embedding_scale != 1:
-                views.hidden.mul_(self._embedding_scale)
-        if shard.blocks:
-            self._blocks(steps, views)
-        return views.hidden.clone() if shard.head is None else self._logits(steps, views.hidden)
-
-    def _blocks(self, steps: Sequence[BatchStep], views: Views) -> None:
-        """All blocks, in place on `views.hidden`."""
-        assert isinstance(self.cache, SlabKVCache)
-        positions = torch.tensor(
-            [position for step in steps for position in range(step.seq_pos, step.seq_pos + step.n)]
-        )
-        lengths = positions + 1
-        if any(step.rope_length for step in steps):
-            known = torch.tensor([step.rope_length for step in steps for _ in range(step.n)])
-            lengths = torch.maximum(lengths, known)
-        angles = [rotary.at(positions, lengths) for rotary in self._rotaries]
-        attention = RaggedAttention(self._attention, self.cache, steps, positions, views)
-        for index, block in enumerate(self.shard.blocks):
-            which = self._rotary_of[index]
-            self._block(index, block, views, None if which is None else angles[which], attention)
-
-    def _block(
-        self, index: int, block: Block, views: Views, angles: tuple[Tensor, Tensor] | None, attention: RaggedAttention
-    ) -> None:
-        """One block, in place on `views.hidden`. `angles` are cos and sin, None where it rotates
-        nothing."""
-        block.qkv.write(self._normed(block.attention_norm, views), views.qkv)
-        if block.qk_norm is not None:
-            rms_norm(views.qk, block.qk_norm, self._eps, views.qk, views.qk_scale)
-        if block.q_norm is not None and block.k_norm is not None:
-            if self._wide_norms is not None:
-                self._wide_norms(views.q, block.q_norm, views.k, block.k_norm)
-            else:
-                rms_norm(views.q, block.q_norm, self._eps, views.q, views.scale)
-                rms_norm(views.k, block.k_norm, self._eps, views.k, views.scale)
-        if angles is not None:
-            rotate_(views.rotated, views.rotated_halves, views.swapped, *angles)
-        attention(index)
-        self._add(block.o, views.attended, block.attention_out_norm, views)
-        block.gate_up.write(self._normed(block.mlp_norm, views), views.gate_up)
-        gate_(views.gate, views.up, self._is_silu)
-        self._add(block.down, views.gate, block.mlp_out_norm, views)
-
-    def _normed(self, norm: Tensor | None, views: Views) -> Tensor:
-        """The residual stream as the next product takes it."""
-        if norm is None:
-            return views.hidden
-        rms_norm(views.hidden, norm, self._eps, views.normed, views.scale)
-        return views.normed
-
-    def _add(self, product: Linear, x: Tensor, norm: Tensor | None, views: Views) -> None:
-        """Add a product to the residual stream, normed and scaled where the model does that."""
-        scale = self._residual_scale
-        if norm is None and scale == 1:
-            product.add(x, views.hidden)
-            return
-        product.write(x, views.normed)
-        if norm is not None:
-            rms_norm(views.normed, norm, self._eps, views.normed, views.scale)
-        if scale != 1:
-            views.normed.mul_(scale)
-        views.hidden.add_(views.normed)
-
-    def _logits(self, steps: Sequence[BatchStep], hidden: Tensor) -> Tensor:
-        shard = self.shard
-        assert shard.final_norm is not None
-        assert shard.head is not None
-        rows, end = [], 0
-        for step in steps:
-            end += step.n
-            if step.logits:
-                rows.append(end - 1)
-        logits = torch.empty(len(rows), shard.spec.vocab_size, dtype=shard.dtype)
-        if rows:
-            last = hidden[rows]
-            rms_norm(last, shard.final_norm, self._eps, last, torch.empty(len(rows), 1))
-            shard.head.write(last, logits)
-        return self._final(logits)
-
-    def _final(self, logits: Tensor) -> Tensor:
-        """Of the head's output, which is written over: divided and capped where the model has it
-        so, in float32."""
-        spec = self.shard.spec
-        if spec.logits_divisor != 1:
-            logits.div_(spec.logits_divisor)
-        if spec.logits_softcap is not None:
-            logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
-        return logits.float()
-
     def _take_pages(self, step: BatchStep) -> None:
+        """Reserve the pages of one step, going back first where it starts before the end."""
         have = self.cache.have(step.key)
         if step.seq_pos > have:
             raise ZrtError(
@@ -212,6 +116,7 @@ class Decoder:
             self.cache.reserve(step.key, step.seq_pos + step.n)
 
     def _check_input(self, steps: Sequence[BatchStep], x: Rows) -> None:
+        """Check that the steps are possible and that `x` is theirs."""
         spec, rows = self.shard.spec, sum(step.n for step in steps)
         if not steps or len({step.key for step in steps}) != len(steps):
             raise ZrtError("bad_request", "a batch holds at least one step, and one step a session")

@@ -6,14 +6,14 @@ The ways to stretch it are those of `modeling_rope_utils` in transformers 5: pos
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
-from zrt.runtime.compute.cpu import numba_runtime, row_kernels
 from zrt.runtime.models.architecture.rope_spec import Rope
+from zrt.runtime.models.architecture.spec import BlockSpec
 
 
 def inverse_frequencies(rope: Rope, length: int = 0) -> Tensor:
@@ -35,8 +35,16 @@ class Rotary(Protocol):
         """
 
 
+def rotaries(blocks: Sequence[BlockSpec], context: int, dtype: torch.dtype) -> tuple[list[Rotary], list[int | None]]:
+    """Return the rotaries of these blocks, each once, and of each block which of them it has (None:
+    it rotates nothing)."""
+    ropes = list(dict.fromkeys(block.rope for block in blocks if block.rope is not None))
+    which = [None if block.rope is None else ropes.index(block.rope) for block in blocks]
+    return [rotary(rope, context, dtype) for rope in ropes], which
+
+
 def rotary(rope: Rope, context: int, dtype: torch.dtype) -> Rotary:
-    """For positions below `context`."""
+    """Return what turns positions below `context` into angles of `dtype`."""
     if rope.kind == "dynamic":
         return DynamicRotary(rope, dtype)
     if rope.kind == "longrope":
@@ -85,16 +93,6 @@ class DynamicRotary:
         each, which = lengths.unique(return_inverse=True)
         frequencies = torch.stack([inverse_frequencies(self._rope, int(length)) for length in each])
         return _cos_and_sin(self._rope, positions[:, None] * frequencies[which], self._dtype)
-
-
-def rotate_(heads: Tensor, halves: tuple[Tensor, Tensor], swapped: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate heads [rows, heads, dim] in place. `halves` are views of its second and first half,
-    `swapped` is scratch of its shape."""
-    if numba_runtime.take(heads):
-        row_kernels.rotate(heads, cos, sin)
-        return
-    torch.cat(halves, dim=-1, out=swapped)
-    heads.mul_(cos).add_(swapped.mul_(sin))
 
 
 def _rows(table: Tensor, rows: Tensor) -> Tensor:

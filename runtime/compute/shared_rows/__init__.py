@@ -1,11 +1,10 @@
-"""Rows that one process leaves for another of its machine, in memory that both map.
-
-No bytes travel: a message, or a flag, says which place holds them.
+"""Rows handed from one process of a machine to another in memory that both map, so that no host
+stands between two devices.
 
 In reading order:
+- channel.py: an outlet that writes, an inlet that reads, and rows that a forward takes from there.
+- ring.py: the memory itself, its layout, and what a device is asked to do with it.
 
-- ring.py: the mapped memory: places for rows, a flag for each
-- channel.py: rows written and read there by their devices
-
-May import: torch, runtime/messages/ and the files of runtime/ itself.
+Imports messages.header (where rows lie, as a stage tells the next one), and compute.cuda where a
+GPU is asked for.
 """

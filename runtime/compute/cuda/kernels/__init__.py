@@ -1,14 +1,12 @@
-"""Kernels of NVIDIA GPUs, in Triton. Each computes in float32 and rounds its result once.
+"""Triton kernels: nothing but functions on the device, in Triton's language; the launches are in
+the room above.
 
-`launch.py` in the room above calls them with shapes and launch parameters.
+- dense/: rows and products (gemv.py, elementwise.py), and dependent_launch.py, in which all but
+  host_copy.py take part.
+- attention/: place_heads.py, then paged_decode.py or paged_prompt.py, then combine.py.
+- sampling/: argmax.py; thresholds.py and then draw.py.
+- host_copy.py: rows copied to memory of the host, and from there.
 
-In reading order:
-
-- triton_kernels.py: the decoder's kernels: products, norms, decode attention
-- host_copy.py: rows to and from memory of the host
-- dense/: what products share
-- attention/: attention of prompts
-- sampling/: cutting off and drawing from logits
-
-May import: triton, torch, and each other.
+Imports torch, triton and other kernels, by name (`from … import wait`): a kernel cannot look up an
+attribute of a module.
 """

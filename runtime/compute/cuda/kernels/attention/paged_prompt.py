@@ -1,5 +1,5 @@
 """Attention of prompts on NVIDIA GPUs, in Triton: many tokens of a session at a time, straight from
-its pages. See triton_kernels."""
+its pages. Scores and sums are in float32, and each result is rounded once."""
 
 import triton
 import triton.language as tl

@@ -1,5 +1,5 @@
-"""Kernels that draw tokens from logits on NVIDIA GPUs, in Triton: what sampling.Sampler.pick does
-once triton_cuts has found what is kept.
+"""Kernels that draw tokens from logits on NVIDIA GPUs, in Triton: what sampler.Sampler.pick does
+once thresholds.py has found what is kept.
 
 A token is the inverse of the cumulative distribution at the row's number, in the order of ids:
 first its tile is found, then its place there.

@@ -1,5 +1,5 @@
 """Kernels that find where top-k, top-p and min-p cut off logits on NVIDIA GPUs, in Triton:
-sampling.restrict for all rows at once, without a sort.
+sampler.restrict for all rows at once, without a sort.
 
 A restriction is a cut: the greatest logit such that what is not below it weighs enough. For top-k
 every token weighs 1, and k is enough; for top-p a token weighs its probability. A bracket of cuts

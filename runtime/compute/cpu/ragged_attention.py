@@ -2,7 +2,6 @@
 slab."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,19 +9,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from zrt.runtime.compute.cpu import numba_runtime
 from zrt.runtime.compute.cpu.decode_attention import DecodeAttention, DecodeStep
+from zrt.runtime.compute.decoder.ops import AttentionSpec
 from zrt.runtime.compute.decoder.workspace import Views
 from zrt.runtime.compute.kv.slab_cache import SlabKVCache
 from zrt.runtime.compute.turn import BatchStep
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """What the attention of a shard computes. `windows`: of each of its blocks, the tokens a token
-    sees, itself included (None: all)."""
-
-    windows: tuple[int | None, ...]
-    scale: float
-    softcap: float | None
 
 
 class RaggedAttention:
