@@ -101,25 +101,10 @@ def read_engine(
     """Read blocks first..last from a source that is open. `table` as `Shard.load` has it; errors as
     `load_engine`."""
 
-        has_head = blocks[1] == spec.num_blocks - 1 if ends is None else ends[1]
-        compiling = batch_sampler.compiling(spec.vocab_size, torch.device(device)) if has_head else None
-    shard = Shard.load(
-        spec,
-        source,
-        blocks,
-        dtype=dtype,
-        device=device,
-        ends=ends,
-        table=table,
-        group=group,
-        progress=progress,
-        cancelled=cancelled,
-    )
-    if on_gpu:
-        from zrt.runtime.compute.cuda.gpu_forward import GpuForward
-
-        pages = PagedKVCache(
-            shard.spec,
+    def load() -> Shard:
+        return Shard.load(
+            spec,
+            source,
             blocks,
             dtype=options.dtype,
             device=options.device,
@@ -129,12 +114,19 @@ def read_engine(
             progress=watch.progress,
             cancelled=watch.cancelled,
         )
-        forward = GpuForward(shard, pages, sessions)
-        if compiling is not None:
-            compiling.join()
-        forward.capture(home() / "gpu", captured)
-        return Engine(shard, pages, Decoder(shard, pages, forward))
-    cache = SlabKVCache(shard.spec, blocks, dtype=dtype, budget=kv_bytes, context=context, sessions=sessions)
+
+    if torch.device(options.device).type == "cuda":
+        _check_gpu(spec, blocks, options, group)
+        return _gpu_engine(spec, blocks, options, load, watch)
+    shard = load()
+    cache = SlabKVCache(
+        shard.spec,
+        blocks,
+        dtype=options.dtype,
+        budget=options.kv_bytes,
+        context=options.context,
+        sessions=options.sessions,
+    )
     return Engine(shard, cache, cpu_decoder(shard, cache))
 
 
@@ -147,8 +139,8 @@ def engine_of_ends(
     The engine holds no KV, and counts `pages` of it, so that it takes the sessions that the others
     take.
     """
-    shard = Shard.load(spec, source, (place, place - 1), dtype=dtype, ends=(embedding, head), table=table)
-    cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=context, sessions=sessions)
+    shard = Shard.load(spec, source, (place, place - 1), dtype=options.dtype, ends=options.ends, table=table)
+    cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=options.context, sessions=options.sessions)
     return Engine(shard, cache, Decoder(shard, cache, CpuForward(shard, None)))
 
 
@@ -160,7 +152,7 @@ def _gpu_engine(
     watch: LoadWatch,
 ) -> Engine:
     """Load a shard to a GPU while the sampler's kernels compile, and capture its graphs."""
-    from zrt.runtime.compute.cuda.gpu_decoder import GpuDecoder  # needs Triton, which comes with torch for CUDA
+    from zrt.runtime.compute.cuda.gpu_forward import GpuForward  # needs Triton, which comes with torch for CUDA
 
     compiling = _compile_sampler(spec, blocks, options)
     shard = load()
@@ -173,11 +165,11 @@ def _gpu_engine(
         context=options.context,
         sessions=options.sessions,
     )
-    decoder = GpuDecoder(shard, pages, options.sessions)
+    forward = GpuForward(shard, pages, options.sessions)
     if compiling is not None:
         compiling.join()
-    decoder.capture(home() / "gpu", watch.captured)
-    return Engine(shard, pages, decoder)
+    forward.capture(home() / "gpu", watch.captured)
+    return Engine(shard, pages, Decoder(shard, pages, forward))
 
 
 def _compile_sampler(spec: ModelSpec, blocks: tuple[int, int], options: EngineOptions) -> Thread | None:

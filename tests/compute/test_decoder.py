@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from zrt.actors.block_server.backend import load_assigned
 from zrt.runtime.compute.cpu.cpu_forward import cpu_decoder
 from zrt.runtime.compute.decoder.decoder import Decoder
 from zrt.runtime.compute.turn import BatchStep

@@ -250,7 +250,7 @@ def test_a_real_process_takes_no_more_than_was_counted(make_model: Callable[...,
     )
     code = """
 import pathlib, re, sys, torch
-import zrt.actors.block_server
+import zrt.actors.block_server.block_server
 from zrt.runtime.compute.cpu.cpu_forward import cpu_decoder
 from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.kv.slab_cache import SlabKVCache

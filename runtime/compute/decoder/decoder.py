@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zrt.runtime.compute.decoder.shard import Shard
+from zrt.runtime.compute.kv.page_pool import session_name
 from zrt.runtime.compute.kv.session_cache import SessionCache
 from zrt.runtime.compute.shared_rows.channel import HandedRows, Rows
 from zrt.runtime.compute.turn import LOGITS, BatchStep, Picking
