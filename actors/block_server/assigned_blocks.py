@@ -54,7 +54,7 @@ class AssignedBlocks:
     ) -> None:
         self.assignment: Assignment | None = None
         self.group: RankGroup | None = None
-        self.record: GroupStats | None = None
+        self.group_stats: GroupStats | None = None
         self.lending = Lending(actor, executor, device, lost, told)
         self._actor = actor
         self._executor = executor
@@ -67,7 +67,7 @@ class AssignedBlocks:
     def assign(self, assignment: Assignment) -> None:
         """What is still being loaded of an earlier one breaks off."""
         self.assignment = assignment
-        self.record = GroupStats(assignment.tp, os.getpid()) if assignment.tp > 1 else None
+        self.group_stats = GroupStats(assignment.tp, os.getpid()) if assignment.tp > 1 else None
 
     def progress(self) -> LoadProgress | None:
         """How far the load is; None: nothing is assigned."""
@@ -139,8 +139,8 @@ class AssignedBlocks:
     async def _load_group(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
         """As leader of `tp` ranks. One that breaks meanwhile is built again, a few times."""
         folder = await self._executor.run(resolve, assignment.model, weights=assignment.weights == "files")
-        record = self.record
-        if record is None:
+        stats = self.group_stats
+        if stats is None:
             raise ZrtError("internal", "no ranks are assigned", self._actor.name)
         for attempt in range(REBUILDS):
             if attempt:
@@ -148,7 +148,7 @@ class AssignedBlocks:
             group = self.group = RankGroup(
                 self._actor,
                 self._executor,
-                record,
+                stats,
                 device=self._device,
                 threads=max(1, self._threads // assignment.tp),
                 lost=self._lost,
@@ -163,7 +163,7 @@ class AssignedBlocks:
                     raise
                 log.warning("%s: the group of ranks is built again: %s", self._actor.name, str(error))
                 await self._let_go()
-                record.rebuilds += 1
+                stats.rebuilds += 1
         raise AssertionError("the last attempt returns or raises")
 
     async def _load_lent(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:

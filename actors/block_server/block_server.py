@@ -18,23 +18,20 @@ The loop keeps the sessions (routed_sessions.py, bare_sessions.py), the queue of
 """
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from zrt.actors.block_server.assigned_blocks import AssignedBlocks
-from zrt.actors.block_server.bare_sessions import BareSessions, BareStep
+from zrt.actors.block_server.bare_sessions import BareSessions
 from zrt.actors.block_server.routed_sessions import RoutedSessions
 from zrt.actors.block_server.row_channels import RowChannels
-from zrt.actors.block_server.step_queue import Waiting
-from zrt.actors.block_server.turn_loop import Turn, TurnLoop
+from zrt.actors.block_server.turn_loop import TurnLoop
 from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.devices import device_lives
 from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.threads import configure_threads
-from zrt.runtime.compute.turn import Passing, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Control, Done, Fault
 from zrt.runtime.messages.inference import WARMING_UP
@@ -79,15 +76,8 @@ class BlockServer(Member):
         self._given = cluster
         self._fault: Fault | None = None
         self._loads_to: ActorState = "ready"
-        self.turns = TurnLoop(
-            f"{name}-{device}",
-            threads,
-            lives=partial(device_lives, torch.device(device)),
-            work=self._work,
-            passing=self._passing,
-            deliver=self._deliver,
-        )
-        self._handovers = RowChannels(self, self.turns.executor)
+        self.turns = TurnLoop(f"{name}-{device}", threads, lives=partial(device_lives, torch.device(device)))
+        self._row_channels = RowChannels(self, self.turns.executor)
         self.blocks = AssignedBlocks(
             self,
             self.turns.executor,
@@ -96,8 +86,8 @@ class BlockServer(Member):
             lost=self._on_blocks_lost,
             told=self._report_progress,
         )
-        self.bare = BareSessions(self, self.turns, self._ready, drains=lambda: self.state in ("draining", "drained"))
-        self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room, self._handovers)
+        self.bare = BareSessions(self, self.turns, self._ready)
+        self.routed = RoutedSessions(self, self.turns, self._ready, self.bare, self._row_channels)
         self.obey(Assign, self._on_assign)
         self.obey(SetState, self._on_set_state)
         self.obey(Workers, self._on_workers)
@@ -115,7 +105,7 @@ class BlockServer(Member):
 
     async def stop(self) -> None:
         self.state = "stopped"
-        self._handovers.stop()
+        self._row_channels.stop()
         self.turns.take_backend(None, 1)
         await self.blocks.end()
         await super().stop()
@@ -134,7 +124,7 @@ class BlockServer(Member):
         load = self.turns.load()
         load.sessions = len(self.routed) + len(self.bare)
         load.stale = self.counters.stale
-        load.group = self.blocks.record.load() if self.blocks.record is not None else None
+        load.group = self.blocks.group_stats.load() if self.blocks.group_stats is not None else None
         load.lend = self.blocks.lent()
         return load
 
@@ -158,7 +148,7 @@ class BlockServer(Member):
         self.state, self._fault = "blank", None
         self.blocks.assignment = None
         self.turns.take_backend(None, 1)
-        self._handovers.serve(None, None)
+        self._row_channels.serve(None, None)
         self.routed.forget_all()
         self.spawn(self.blocks.end(), "let go")
 
@@ -191,7 +181,7 @@ class BlockServer(Member):
         blocks = f"{assignment.first}-{assignment.last}"
         log.info("%s: loads blocks %s of %s", self.name, blocks, assignment.model)
         self.turns.take_backend(None, assignment.chunk)
-        self._handovers.serve(None, None)
+        self._row_channels.serve(None, None)
         if self.state != "loading":  # a rank or a worker that is lost undrains nothing
             self._loads_to = "drained" if self.state == "drained" else "ready"
         self._set_state("loading", self._as_fault(lost) if lost is not None else None)
@@ -210,7 +200,7 @@ class BlockServer(Member):
             return
         if self.blocks.assignment is assignment:
             self.turns.take_backend(backend, assignment.chunk)
-            self._handovers.serve(backend.engine, assignment)
+            self._row_channels.serve(backend.engine, assignment)
             self._report_progress()
             log.info("%s: is ready", self.name)
             self._set_state(self._loads_to)
@@ -238,8 +228,8 @@ class BlockServer(Member):
             or self.ended.is_set()
         ):
             return  # it was being built: whoever builds it knows
-        if blocks.record is not None:
-            blocks.record.rebuilds += 1
+        if blocks.group_stats is not None:
+            blocks.group_stats.rebuilds += 1
         self.routed.lost(error, self.turns.running)
         self._begin(assignment, error)
         self.routed.forget_all()
@@ -269,23 +259,6 @@ class BlockServer(Member):
         if self.state == "loading":
             raise ZrtError("warming_up", WARMING_UP, self.name)
         raise ZrtError("model_not_loaded", "no blocks are loaded in this block server", self.name)
-
-    # ---- turns -----------------------------------------------------------------------------------
-
-    def _work(self, engine: Holding, step: Waiting) -> Work:
-        if isinstance(step.origin, BareStep):
-            return self.bare.work(engine, step)
-        return self.routed.work(step)
-
-    def _passing(self, steps: Sequence[Waiting]) -> Passing | None:
-        return self.routed.passing(steps)
-
-    async def _deliver(self, turn: Turn) -> None:
-        ran = list(zip(turn.steps, turn.result.outcomes, strict=True))
-        await self.routed.deliver(turn, [pair for pair in ran if not isinstance(pair[0].origin, BareStep)])
-        for step, outcome in ran:
-            if isinstance(step.origin, BareStep):
-                await self.bare.deliver(turn, step, outcome)
 
     def _collect_idle(self) -> None:
         if self.blocks.assignment is not None:

@@ -26,10 +26,10 @@ class RowTransfer:
     sent; `tally` counts."""
 
     def __init__(
-        self, actor: Member, handovers: RowChannels, tally: Load, failed: Callable[[Sequence[Step], ZrtError], None]
+        self, actor: Member, row_channels: RowChannels, tally: Load, failed: Callable[[Sequence[Step], ZrtError], None]
     ) -> None:
         self._actor = actor
-        self._handovers = handovers
+        self._row_channels = row_channels
         self._tally = tally
         self._failed = failed
 
@@ -60,7 +60,7 @@ class RowTransfer:
             rows = sum(step.n for step, _ in delivery)
             self._hand_over(address, delivery, handed, "hidden_states", [1, rows, width], dtype)
         else:
-            self._handovers.take_back(handed)
+            self._row_channels.take_back(handed)
 
     def _hand_over(
         self,
@@ -75,7 +75,7 @@ class RowTransfer:
         if going and self._send(address, [step for step, _ in going], payload, shape, memoryview(b""), dtype, said):
             self._tally.handed += 1
         else:
-            self._handovers.take_back(handed)
+            self._row_channels.take_back(handed)
 
     async def _room(self, address: Address, steps: Sequence[Step]) -> bool:
         """Wait until the next stage takes more; if it does not, the steps have failed."""
@@ -98,7 +98,7 @@ class RowTransfer:
     ) -> bool:
         """Whether it was sent; if not, the steps have failed."""
         request = InferenceRequest(steps[0].session, steps[0].seq_pos, payload, shape, data)
-        near = "" if handed is not None else self._handovers.offer(address)
+        near = "" if handed is not None else self._row_channels.offer(address)
         try:
             self._actor.tell(address, request, steps=steps, dtype=dtype, near=near, handed=handed)
         except ZrtError as error:

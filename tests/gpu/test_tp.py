@@ -230,5 +230,5 @@ async def test_a_rank_that_is_lost_in_a_graph_costs_time_and_no_token(
             print(
                 f"{signal.Signals(fault).name} {count}: the answer was whole {time.monotonic() - started:.1f} s later"
             )
-            assert server.blocks.record is not None
-            assert server.blocks.record.rebuilds == count
+            assert server.blocks.group_stats is not None
+            assert server.blocks.group_stats.rebuilds == count

@@ -61,7 +61,7 @@ def group_of(cluster: Local, stage: int = 0) -> RankGroup:
 
 
 def record_of(cluster: Local, stage: int = 0) -> GroupStats:
-    record = cluster.servers[stage].blocks.record
+    record = cluster.servers[stage].blocks.group_stats
     assert record is not None
     return record
 

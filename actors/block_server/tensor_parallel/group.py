@@ -59,7 +59,7 @@ STEP_S: Final = 120.0
 
 
 class RankGroup:
-    """Made by `form` and `load`; after `broken` is set, or `end`, a new one is needed. `record`
+    """Made by `form` and `load`; after `broken` is set, or `end`, a new one is needed. `stats`
     outlives it.
 
     `lost(error)` is called once, when the group breaks of itself; `stuck()` as the module says.
@@ -69,14 +69,14 @@ class RankGroup:
         self,
         actor: Actor,
         executor: ComputeExecutor,
-        record: GroupStats,
+        stats: GroupStats,
         *,
         device: str,
         threads: int,
         lost: Callable[[ZrtError], None],
         stuck: Callable[[], None],
     ) -> None:
-        self.record = record
+        self.stats = stats
         self.doing = "start"
         """What the ranks do, or did not come to do, while the group is formed."""
         self._name = actor.name
@@ -85,9 +85,9 @@ class RankGroup:
         self._stuck = stuck
         self._threads = threads
         self._lost = lost
-        self.processes = RankProcesses(actor, record, self._device, threads, failed=self._fail)
+        self.processes = RankProcesses(actor, stats, self._device, threads, failed=self._fail)
         self.operations = RankOperations(
-            actor.name, executor, self.processes, record, on_broken=self._on_broken, stuck=stuck
+            actor.name, executor, self.processes, stats, on_broken=self._on_broken, stuck=stuck
         )
         self._communicator: Communicator | None = None
         self._rendezvous: Rendezvous | None = None
@@ -116,11 +116,11 @@ class RankGroup:
     async def form(self) -> None:
         """Start the ranks, see who they are, join them, and check that they can sum. ZrtError: what
         keeps them from it."""
-        self.record.begin()
+        self.stats.begin()
         self._check_devices()
         await self.processes.start()
         self.doing = "join each other"
-        self.record.all_are("joining")
+        self.stats.all_are("joining")
         rendezvous = self._rendezvous = await asyncio.to_thread(Rendezvous, self._device)
 
         def joined() -> Communicator:
@@ -139,7 +139,7 @@ class RankGroup:
             raise ZrtError(
                 "nccl_init_failed", f"the sum of 1 over {self.world} ranks is {sums} on ranks 0 to {self.world - 1}"
             )
-        self.record.formed(rendezvous.comm_id)
+        self.stats.formed(rendezvous.comm_id)
 
     def _check_devices(self) -> None:
         first, there = self._device.index or 0, torch.cuda.device_count()
@@ -156,7 +156,7 @@ class RankGroup:
         cancelled: Callable[[], bool],
     ) -> None:
         """Read every rank's part. ZrtError as load_engine."""
-        self.record.all_are("loading")
+        self.stats.all_are("loading")
         spec = read_spec(folder)
         check_split(spec, self.world)
         random = assignment.weights == "random"
@@ -187,7 +187,7 @@ class RankGroup:
 
         request = LoadDenseShard(assignment.model, text, files)
         self._engine, _ = await self.operations.together(request, own, LoadDenseShardOk, LOAD_S, spread=LOAD_S)
-        self.record.all_are("ready")
+        self.stats.all_are("ready")
 
     async def end(self) -> None:
         """Let go of everything: unload, shut the ranks down, reap them. What does not end in time
@@ -225,7 +225,7 @@ class RankGroup:
         if communicator is not None:  # it may wait for the operation it ends
             self._abort = threading.Thread(target=communicator.abort, name="abort", daemon=True)
             self._abort.start()
-        self.record.ended(None if self._ending else error)
+        self.stats.ended(None if self._ending else error)
         if not self._ending:
             log.warning("%s: the group of %d ranks is broken: %s", self._name, self.world, error)
             self._lost(error)

@@ -44,7 +44,7 @@ class RankOperations:
         name: str,
         executor: ComputeExecutor,
         processes: RankProcesses,
-        record: GroupStats,
+        stats: GroupStats,
         *,
         on_broken: Callable[[ZrtError], None],
         stuck: Callable[[], None],
@@ -53,7 +53,7 @@ class RankOperations:
         self._name = name
         self._executor = executor
         self._processes = processes
-        self._record = record
+        self._stats = stats
         self._on_broken = on_broken
         self._stuck = stuck
         self._turns = asyncio.Lock()
@@ -100,7 +100,7 @@ class RankOperations:
             if reply != own:
                 text = f"{member.child.name} is out of step: it says {reply}, the leader {own}"
                 error = ZrtError("rank_failed", text, self._name)
-                self._record.blame(member.rank, error)
+                self._stats.blame(member.rank, error)
                 self.fail(error)
                 raise error
 
@@ -127,7 +127,7 @@ class RankOperations:
                 if errors[rank] is None and isinstance(answer := part.result(), StepBatchOk):
                     clock.forward_us[rank] = answer.forward_us
             steps = request.steps if isinstance(request, StepBatch) else []
-            self._record.ran(
+            self._stats.ran(
                 op,
                 sessions=len(steps),
                 rows=sum(step.n for step in steps),

@@ -63,11 +63,11 @@ class RankProcesses:
     that dies or is silent."""
 
     def __init__(
-        self, actor: Actor, record: GroupStats, device: torch.device, threads: int, failed: Callable[[ZrtError], None]
+        self, actor: Actor, stats: GroupStats, device: torch.device, threads: int, failed: Callable[[ZrtError], None]
     ) -> None:
         self.members: list[RankProcess] = []
         self._actor = actor
-        self._record = record
+        self._stats = stats
         self._device = device
         self._threads = threads
         self._failed = failed
@@ -77,13 +77,13 @@ class RankProcesses:
 
     @property
     def world(self) -> int:
-        return len(self._record.ranks)
+        return len(self._stats.ranks)
 
     async def start(self) -> None:
         """Start them all, and see that each is who it should be. ZrtError: what keeps one from
         it."""
         for rank in range(1, self.world):
-            self.members.append(RankProcess(rank, self._spawn(rank), self._record.ranks[rank]))
+            self.members.append(RankProcess(rank, self._spawn(rank), self._stats.ranks[rank]))
         for member in self.members:
             member.load.pid = member.child.pid
             ready = await member.child.ready()
@@ -153,12 +153,12 @@ class RankProcesses:
 
     def _lost(self, member: RankProcess, text: str) -> None:
         error = ZrtError("rank_failed", text, self._actor.name)
-        self._record.blame(member.rank, error)
+        self._stats.blame(member.rank, error)
         self._failed(error)
 
     async def _measure(self) -> None:
         """Ask for the memory of all devices now and then."""
-        own = self._record.ranks[0]
+        own = self._stats.ranks[0]
         while True:
             free, total = await asyncio.to_thread(device_memory, self._device)  # a driver may hold it up
             own.free_mb, own.total_mb = free >> 20, total >> 20

@@ -20,8 +20,8 @@ def try_group(world: int, device: str) -> ZrtError | None:
 async def _try(world: int, device: str) -> ZrtError | None:
     actor, executor = Actor("check"), ComputeExecutor("check")
     await actor.start()
-    record = GroupStats(world, os.getpid())
-    group = RankGroup(actor, executor, record, device=device, threads=1, lost=_unheard, stuck=executor.close)
+    stats = GroupStats(world, os.getpid())
+    group = RankGroup(actor, executor, stats, device=device, threads=1, lost=_unheard, stuck=executor.close)
     try:
         await group.form()
     except ZrtError as error:
