@@ -83,8 +83,7 @@ class BlockServer(Member):
             self.turns.executor,
             device=device,
             threads=threads[0],
-            lost=self._on_blocks_lost,
-            told=self._report_progress,
+            listener=self,
         )
         self.bare = BareSessions(self, self.turns, self._ready)
         self.routed = RoutedSessions(self, self.turns, self._ready, self.bare, self._row_channels)
@@ -201,7 +200,7 @@ class BlockServer(Member):
         if self.blocks.assignment is assignment:
             self.turns.take_backend(backend, assignment.chunk)
             self._row_channels.serve(backend.engine, assignment)
-            self._report_progress()
+            self.progress_changed()
             log.info("%s: is ready", self.name)
             self._set_state(self._loads_to)
 
@@ -216,9 +215,9 @@ class BlockServer(Member):
             self._begin(given)
         return Done()
 
-    def _on_blocks_lost(self, error: ZrtError) -> None:
-        """All KV of this stage is gone with the ranks or workers that serve: sessions are opened
-        and replayed once there are new ones."""
+    def backend_lost(self, error: ZrtError) -> None:
+        """Load anew: all KV of this stage is gone with the ranks or workers that served, and
+        sessions are opened and replayed once there are new ones."""
         blocks, backend = self.blocks, self.turns.backend
         assignment = blocks.assignment
         if (
@@ -234,7 +233,8 @@ class BlockServer(Member):
         self._begin(assignment, error)
         self.routed.forget_all()
 
-    def _report_progress(self) -> None:
+    def progress_changed(self) -> None:
+        """Tell the coordinator how far loading is."""
         if (progress := self.blocks.progress()) is not None:
             self._report(progress)
 

@@ -49,7 +49,7 @@ Response = TypeVar("Response", bound=RankMessage)
 
 
 class RankProcess:
-    """Rank `rank`, a process of ours."""
+    """Rank `rank` as its leader has it: a child process."""
 
     def __init__(self, rank: int, child: Child, load: RankLoad) -> None:
         self.rank = rank
@@ -80,8 +80,7 @@ class RankProcesses:
         return len(self._stats.ranks)
 
     async def start(self) -> None:
-        """Start them all, and see that each is who it should be. ZrtError: what keeps one from
-        it."""
+        """Start all ranks, and see that each is who it should be. ZrtError: why one is not."""
         for rank in range(1, self.world):
             self.members.append(RankProcess(rank, self._spawn(rank), self._stats.ranks[rank]))
         for member in self.members:
@@ -98,7 +97,8 @@ class RankProcesses:
         self._watches.append(self._actor.spawn(self._measure(), "memory of ranks"))
 
     async def ask(self, member: RankProcess, request: WorkerRequest, reply: type[Response], timeout: float) -> Response:
-        """ZrtError: the rank's own; rank_failed: another reply than this, or none."""
+        """Return a rank's reply to a request. ZrtError: the rank's own; rank_failed: another reply
+        than this, or none."""
         try:
             answer = (await self._actor.ask(member.address, request, timeout=timeout)).body
         except ZrtError as error:
@@ -110,8 +110,8 @@ class RankProcesses:
         return answer
 
     async def end(self, *, asked: bool) -> None:
-        """Reap them all, in good order if they are `asked` to unload and shut down first. What does
-        not end in time is killed."""
+        """Reap all ranks, in good order if they are `asked` to unload and shut down first. Those
+        that do not end in time are killed."""
         self._ending = True
         for watch in self._watches:
             watch.cancel()
@@ -126,7 +126,7 @@ class RankProcesses:
             self._actor.forget(member.address)
 
     def kill(self) -> None:
-        """SIGKILL all of them; nobody is told."""
+        """SIGKILL all ranks; `failed` does not hear of it."""
         self._supervisor.kill()
 
     def _spawn(self, rank: int) -> Child:
