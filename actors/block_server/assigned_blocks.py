@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 STUCK_STATUS: Final = 75
 """Exit status of a leader whose executor does not come back from a broken group."""
 REBUILDS: Final = 5
-"""How often a group of ranks is begun before its stage is failed."""
+"""How many attempts a group of ranks has before its stage fails."""
 REBUILD_PAUSE_S: Final = 0.5
 PROGRESS_S: Final = 0.1
 """The shortest time between two reports of load progress."""
@@ -158,7 +158,7 @@ class AssignedBlocks:
             except ZrtError as error:
                 if group.broken is None or cancelled() or attempt == REBUILDS - 1:
                     raise
-                log.warning("%s: the group of ranks is built again: %s", self._actor.name, str(error))
+                log.warning("%s: starts the tensor-parallel group again: %s", self._actor.name, str(error))
                 await self._let_go()
                 stats.rebuilds += 1
         raise AssertionError("the last attempt returns or raises")

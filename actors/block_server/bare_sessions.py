@@ -181,8 +181,8 @@ class BareSessions:
 
 
 def _check_size(bare: Bare, engine: Holding) -> None:
-    """ZrtError too_large: more than the longest history takes as an array of integers, KwaaiNet's
-    longest form. Reading it would hold us up."""
+    """Refuse, with ZrtError too_large, more bytes than the longest history takes as an array of
+    integers, KwaaiNet's longest form: reading them would hold the loop up."""
     width = 4 if engine.shard.is_first else 2 * engine.spec.hidden_size
     most = 2 * width * engine.cache.context + SPARE_BYTES
     if len(bare.frame) > most:

@@ -53,9 +53,9 @@ COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace
 
 
 class BlockServer(Member):
-    """See the module's docstring. `device` is a torch device, `threads` what its products may use:
-    while it computes alone, and beside other stages of this machine; `memory_bytes` the most it may
-    take in all, 0: what there is."""
+    """One stage of the pipeline, or a replica of one. `device` is a torch device, `threads` what
+    its GEMMs may use: while it computes alone, and beside other stages of this machine;
+    `memory_bytes` the most the process may take in all, 0: what there is."""
 
     def __init__(
         self,
@@ -136,14 +136,14 @@ class BlockServer(Member):
             self._set_state(self.state, self._fault)
 
     def _free(self) -> None:
-        """After the cluster's orderly end it may serve the next one there, with nothing of the
-        last; unless it was started for that alone."""
+        """Be free for the next cluster there after this one's orderly end, with nothing of the
+        last; unless the process was started for that cluster alone."""
         if self.goes_down and not self._given:
             self.cluster = ""
             self._let_go()
 
     def _let_go(self) -> None:
-        """Hold nothing."""
+        """Let go of the assignment, its blocks and its sessions."""
         self.state, self._fault = "blank", None
         self.blocks.assignment = None
         self.turns.take_backend(None, 1)
@@ -156,7 +156,7 @@ class BlockServer(Member):
     def _on_assign(self, order: Assign, envelope: Envelope) -> Control:
         assignment = order.assignment
         if assignment is None:
-            log.info("%s: holds what the plan has no place for, and lets go of it", self.name)
+            log.info("%s: unloads its blocks: the plan has no place for them", self.name)
             self._let_go()
         elif self.blocks.assignment is None or assignment.serial != self.blocks.assignment.serial:
             self.blocks.assign(assignment)
@@ -246,7 +246,7 @@ class BlockServer(Member):
         return Fault(error.kind, error.message, error.where or self.name)
 
     def _report(self, message: StateChanged | LoadProgress) -> None:
-        """Tell the coordinator; while it is lost nothing is, since the next registration says how
+        """Tell the coordinator. Nothing is sent while it is lost: the next registration says how
         things are."""
         try:
             self.tell_coordinator(message)

@@ -149,17 +149,24 @@ class TurnDelivery:
             self.go_round(address, tokens)
         if sampled:
             self._report(Sampled(sampled))
-        engine = turn.engine
         for address, delivery in hidden.items():
-            await self._row_transfer.hidden(address, delivery, engine.dtype)
-        if handed is not None and passed_to is None:
-            self._row_channels.take_back(handed)
-        elif handed is not None and passed_to is not None:
-            await self._row_transfer.handed_hidden(passed_to, passed, handed, engine.spec.hidden_size, engine.dtype)
+            await self._row_transfer.hidden(address, delivery, turn.engine.dtype)
+        if handed is not None:
+            await self._send_handed(turn.engine, handed, passed_to, passed)
         self._encode_us = int((time.monotonic() - began) * 1e6)
         for step, outcome in failed:
             if self._sessions.get(step.session.session) is step.session:
                 await self._step_failed(step, outcome)
+
+    async def _send_handed(
+        self, engine: Holding, handed: HandedOver, address: Address | None, passed: list[tuple[Step, int]]
+    ) -> None:
+        """Send word of hidden states that were handed over; take them back where nobody is to get
+        them."""
+        if address is None:
+            self._row_channels.take_back(handed)
+        else:
+            await self._row_transfer.handed_hidden(address, passed, handed, engine.spec.hidden_size, engine.dtype)
 
     def go_round(self, address: Address, tokens: list[tuple[Step, int]]) -> None:
         """Close the ring: the tokens become the first stage's next steps. A ring of one stage needs

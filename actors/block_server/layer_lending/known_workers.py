@@ -32,8 +32,8 @@ class KnownWorkers:
         self._planned_with: set[Address] = set()
 
     def update(self, message: Workers) -> list[Address]:
-        """Take what the coordinator knows; return the processes that are gone. One that it does not
-        name may yet be there, and goes on with what it does."""
+        """Take what the coordinator knows; return the processes that are gone. A worker that the
+        message does not name may yet be there, and goes on with what it does."""
         gone = []
         for address in message.workers:
             known = self.by_name.get(address.name)

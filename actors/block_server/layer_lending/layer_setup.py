@@ -61,7 +61,7 @@ class LentModel:
 
     @property
     def block_bytes(self) -> BlockBytes:
-        """What the blocks take of their holder's memory."""
+        """The bytes that blocks take of their holder's memory."""
         given = self.assignment
         block = block_bytes(self.spec, given.dtype) + self.kv_bytes(1)
         return BlockBytes(block, turn_bytes(self.spec, given.dtype, given.chunk, given.sessions))
@@ -127,8 +127,8 @@ UNACKNOWLEDGED: Final = 4
 
 
 async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], None]) -> None:
-    """Send what the worker does not hold yet; `report(bytes held, bytes sent)` at first and as it
-    gets on. ZrtError: the worker's, worker_failed.
+    """Send what the worker does not hold yet; call `report(bytes held, bytes sent)` at first and
+    with every chunk. ZrtError: the worker's, worker_failed.
 
     What is on its way lies in UNACKNOWLEDGED buffers, each read into again once the worker has
     answered what it held.

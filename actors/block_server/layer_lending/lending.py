@@ -2,8 +2,8 @@
 
 The coordinator tells (`Workers`) who there is (known_workers.py). Pinned runs wait for their
 workers; where the stage takes help, the other blocks are shared out over the workers that are there
-and the block server itself (lending_plan.py). It waits for workers as long as its blocks do not fit
-without.
+and the block server itself (lending_plan.py). A stage waits for workers as long as its blocks do
+not fit without.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from zrt.runtime.models.checkpoint.layout import ends_bytes
 log = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 5
-"""How often layers are given out before their stage is failed."""
+"""How many attempts at giving layers out there are before their stage fails."""
 PAUSE_S: Final = 0.5
 WAIT_S: Final = 600.0
 """How long workers may take to join, or to come back."""
@@ -132,7 +132,7 @@ class Lending:
                 if attempt == ATTEMPTS - 1 or not self._may_go_on(assignment, error):
                     self._say("")
                     raise
-                log.warning("%s: layers are given out again: %s", self._actor.name, error)
+                log.warning("%s: gives the layers out again: %s", self._actor.name, error)
                 await self.end()
         raise AssertionError("the last attempt returns or raises")
 

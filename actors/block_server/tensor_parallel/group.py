@@ -223,7 +223,7 @@ class RankGroup:
             self._abort.start()
         self.stats.ended(None if self._ending else error)
         if not self._ending:
-            log.warning("%s: the group of %d ranks is broken: %s", self._name, self.world, error)
+            log.warning("%s: the tensor-parallel group of %d ranks failed: %s", self._name, self.world, error)
             self._listener.group_broken(error)
 
     def group_stuck(self) -> None:

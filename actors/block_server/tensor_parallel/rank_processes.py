@@ -59,8 +59,8 @@ class RankProcess:
 
 
 class RankProcesses:
-    """Ranks 1 to `world` - 1 of a group, children of this process; `failed(error)` hears of each
-    that dies or is silent."""
+    """The processes of a group's ranks 1 to `world` - 1, children of this one; `failed(error)`
+    hears of each that dies or is silent."""
 
     def __init__(
         self, actor: Actor, stats: GroupStats, device: torch.device, threads: int, failed: Callable[[ZrtError], None]
