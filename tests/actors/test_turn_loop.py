@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from zrt.actors.block_server.backend import LocalBackend
 from zrt.actors.block_server.step_owner import Turn
 from zrt.actors.block_server.step_queue import Waiting
 from zrt.actors.block_server.turn_loop import TurnLoop, _passing
@@ -73,3 +74,22 @@ async def test_a_turn_passes_its_results_on_where_one_owner_has_all_its_steps() 
     first, second = Owner(), Owner()
     assert _passing([step(first, 1), step(first, 2)]) is first.passed
     assert _passing([step(first, 1), step(second, 2)]) is None
+
+
+async def test_an_engine_that_hands_over_is_told_where_its_results_go(loop: TurnLoop) -> None:
+    told: list[object] = []
+
+    def turn(works: Sequence[Work], threads: int, passing: Passing | None) -> TurnResult:
+        told.append(passing)
+        return TurnResult([Outcome(1) for _ in works], None)
+
+    engine = CountingBackend().engine
+    engine.hands_over, engine.turn = True, turn
+    loop.take_backend(LocalBackend(loop.executor, engine), 16)
+    owner = Owner()
+    loop.add(step(owner, 1))
+    runs = asyncio.ensure_future(loop.run())
+    async with asyncio.timeout(10):
+        await owner.heard.wait()
+    runs.cancel()
+    assert told == [owner.passed]
