@@ -132,7 +132,7 @@ class Lending:
                 if attempt == ATTEMPTS - 1 or not self._may_go_on(assignment, error):
                     self._say("")
                     raise
-                log.warning("%s: gives the layers out again: %s", self._actor.name, error)
+                log.warning("%s: layers are given out again: %s", self._actor.name, error)
                 await self.end()
         raise AssertionError("the last attempt returns or raises")
 
