@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from zrt.actors.block_server.backend import Backend, LocalBackend, load_assigned
+from zrt.actors.block_server.backend import Backend, BackendListener, LocalBackend, Progress
 from zrt.actors.block_server.layer_lending.lending import Lending
-from zrt.actors.block_server.layer_lending.lending_backend import Progress
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
 from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.runtime.actor.executor import ComputeExecutor
@@ -25,20 +24,20 @@ from zrt.runtime.models.fetch.resolve import resolve
 log = logging.getLogger(__name__)
 
 STUCK_STATUS: Final = 75
-"""The exit of a leader whose executor does not come back from a broken group."""
+"""Exit status of a leader whose executor does not come back from a broken group."""
 REBUILDS: Final = 5
-"""How often a group of ranks is begun before its stage is failed."""
+"""How many attempts a group of ranks has before its stage fails."""
 REBUILD_PAUSE_S: Final = 0.5
 PROGRESS_S: Final = 0.1
-"""Load progress is told at most this often."""
+"""The shortest time between two reports of load progress."""
 
 
 class AssignedBlocks:
-    """`assignment` is the last one. What `load` made of it serves until the next load, or `end`: an
-    engine of this process, the `group`, or what `lending` has given out.
+    """The last `assignment` and what `load` made of it, which serves until the next load, or `end`:
+    an engine of this process, the `group`, or what `lending` has given out.
 
-    `lost(error)` is called when the group or what is lent breaks of itself, `told` when what
-    `progress` says has changed. The products of this process and its ranks use `threads` together.
+    The `listener` hears when the group or what is lent breaks by itself, and when what `progress`
+    says has changed. The GEMMs of this process and its ranks use `threads` together.
     """
 
     def __init__(
@@ -48,39 +47,37 @@ class AssignedBlocks:
         *,
         device: str,
         threads: int,
-        lost: Callable[[ZrtError], None],
-        told: Callable[[], None],
+        listener: BackendListener,
     ) -> None:
         self.assignment: Assignment | None = None
         self.group: RankGroup | None = None
-        self.record: GroupStats | None = None
-        self.lending = Lending(actor, executor, device, lost, told)
+        self.group_stats: GroupStats | None = None
+        self.lending = Lending(actor, executor, device, listener)
         self._actor = actor
         self._executor = executor
         self._device = device
         self._threads = threads
-        self._lost = lost
-        self._told = told
+        self._listener = listener
         self._loaded = self._captured = 0, 0
 
     def assign(self, assignment: Assignment) -> None:
-        """What is still being loaded of an earlier one breaks off."""
+        """Take an assignment; what is still being loaded of an earlier one breaks off."""
         self.assignment = assignment
-        self.record = GroupStats(assignment.tp, os.getpid()) if assignment.tp > 1 else None
+        self.group_stats = GroupStats(assignment.tp, os.getpid()) if assignment.tp > 1 else None
 
     def progress(self) -> LoadProgress | None:
-        """How far the load is; None: nothing is assigned."""
+        """Return how far the load is; None: nothing is assigned."""
         if self.assignment is None:
             return None
         return LoadProgress(self.assignment.serial, *self._loaded, self.lent(), *self._captured)
 
     def lent(self) -> LendLoad | None:
-        """What the layer workers have, where there may be any."""
+        """Return what the layer workers have, where there may be any."""
         given = self.assignment
         return self.lending.stats() if given is not None and (given.lend or given.helped) else None
 
     async def load(self, assignment: Assignment) -> Backend:
-        """The backend of these blocks, once what served before has let go.
+        """Return the backend of these blocks, once what served before has let go.
 
         ZrtError: as load_engine, RankGroup.form and load, Lending.load; cancelled: another
         assignment came, or the actor ends.
@@ -95,7 +92,7 @@ class AssignedBlocks:
             self._loaded = done, total
             if done == total or now - reported >= PROGRESS_S:
                 reported = now
-                self._loop.call_soon_threadsafe(self._told)
+                self._loop.call_soon_threadsafe(self._listener.progress_changed)
 
         def cancelled() -> bool:
             return self.assignment is not assignment or self._actor.ended.is_set()
@@ -108,8 +105,8 @@ class AssignedBlocks:
         return await load(assignment, progress, cancelled)
 
     async def end(self) -> None:
-        """The ranks end, and nothing is lent any more: of what was assigned so far, if more is
-        meanwhile."""
+        """End the ranks and what is lent. What is assigned meanwhile keeps what it has found out
+        of its workers."""
         given = self.assignment
         await self._let_go()
         if self.assignment is given:
@@ -136,10 +133,11 @@ class AssignedBlocks:
         return LocalBackend(self._executor, await self._executor.run(load))
 
     async def _load_group(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
-        """As leader of `tp` ranks. One that breaks meanwhile is built again, a few times."""
+        """Load as leader of `tp` ranks. A group that breaks meanwhile is built again, a few
+        times."""
         folder = await self._executor.run(resolve, assignment.model, weights=assignment.weights == "files")
-        record = self.record
-        if record is None:
+        stats = self.group_stats
+        if stats is None:
             raise ZrtError("internal", "no ranks are assigned", self._actor.name)
         for attempt in range(REBUILDS):
             if attempt:
@@ -147,11 +145,10 @@ class AssignedBlocks:
             group = self.group = RankGroup(
                 self._actor,
                 self._executor,
-                record,
+                stats,
                 device=self._device,
                 threads=max(1, self._threads // assignment.tp),
-                lost=self._lost,
-                stuck=_stuck,
+                listener=self,
             )
             try:
                 await group.form()
@@ -160,9 +157,9 @@ class AssignedBlocks:
             except ZrtError as error:
                 if group.broken is None or cancelled() or attempt == REBUILDS - 1:
                     raise
-                log.warning("%s: the group of ranks is built again: %s", self._actor.name, str(error))
+                log.warning("%s: starts the tensor-parallel group again: %s", self._actor.name, str(error))
                 await self._let_go()
-                record.rebuilds += 1
+                stats.rebuilds += 1
         raise AssertionError("the last attempt returns or raises")
 
     async def _load_lent(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
@@ -170,12 +167,15 @@ class AssignedBlocks:
         return await self.lending.load(folder, assignment, progress, cancelled)
 
     def _on_captured(self, done: int, total: int) -> None:
-        """From the executor."""
+        """Take how many graphs of how many are captured, from the executor."""
         self._captured = done, total
-        self._loop.call_soon_threadsafe(self._told)
+        self._loop.call_soon_threadsafe(self._listener.progress_changed)
 
+    def group_broken(self, error: ZrtError) -> None:
+        """Tell the listener that the group of ranks broke by itself."""
+        self._listener.backend_lost(error)
 
-def _stuck() -> None:
-    """The executor waits in an operation that nothing ends: only a new process helps. Our ranks end
-    with us."""
-    leave(STUCK_STATUS)
+    def group_stuck(self) -> None:
+        """End this process, since the executor waits in an operation that nothing else ends. The
+        ranks end with it."""
+        leave(STUCK_STATUS)

@@ -1,8 +1,7 @@
-"""Who runs a block server's turns: its own executor alone, or its executor together with TP ranks
-(group.py)."""
+"""What runs a block server's turns: its own executor alone, or its executor together with TP ranks
+(group.py) or with layer workers (lending_backend.py)."""
 
 from collections.abc import Callable, Hashable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from zrt.runtime.actor.executor import ComputeExecutor
@@ -11,28 +10,41 @@ from zrt.runtime.compute.engine import Engine, Holding
 from zrt.runtime.compute.loading import EngineOptions, LoadWatch, load_engine
 from zrt.runtime.compute.tensors import DTYPES
 from zrt.runtime.compute.turn import Passing, TurnResult, Work
-from zrt.runtime.messages.members import Assignment
+from zrt.runtime.errors import ZrtError
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes of how many are loaded."""
+
+
+class BackendListener(Protocol):
+    """Whoever is told what becomes of a backend: the block server that it serves."""
+
+    def backend_lost(self, error: ZrtError) -> None:
+        """Hear that the ranks or workers broke by themselves; all their KV is gone."""
+
+    def progress_changed(self) -> None:
+        """Hear that loading has got on, or what it waits for has changed."""
 
 
 class Backend(Protocol):
-    """`engine` is this process's own part of the blocks. Errors are those of the engine, and
-    `rank_failed`."""
+    """The blocks at work. `engine` is this process's own part of them. Errors are those of the
+    engine, `rank_failed` and `worker_failed`."""
 
     @property
     def engine(self) -> Holding: ...
 
     async def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
-        """As Engine.open."""
+        """Open a session, as Engine.open."""
 
     async def close(self, key: Hashable, names: Sequence[int] | None) -> None:
-        """As Engine.close."""
+        """Close a session, as Engine.close."""
 
     async def turn(self, works: Sequence[Work], threads: int) -> TurnResult:
-        """As Engine.turn."""
+        """Run a turn, as Engine.turn."""
 
 
 class LocalBackend:
-    """The blocks are in this process."""
+    """A backend whose blocks are all in this process."""
 
     def __init__(self, executor: ComputeExecutor, engine: Engine) -> None:
         self.engine = engine

@@ -18,23 +18,20 @@ The loop keeps the sessions (routed_sessions.py, bare_sessions.py), the queue of
 """
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from zrt.actors.block_server.assigned_blocks import AssignedBlocks
-from zrt.actors.block_server.bare_sessions import BareSessions, BareStep
+from zrt.actors.block_server.bare_sessions import BareSessions
 from zrt.actors.block_server.routed_sessions import RoutedSessions
 from zrt.actors.block_server.row_channels import RowChannels
-from zrt.actors.block_server.step_queue import Waiting
-from zrt.actors.block_server.turn_loop import Turn, TurnLoop
+from zrt.actors.block_server.turn_loop import TurnLoop
 from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.devices import device_lives
 from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.threads import configure_threads
-from zrt.runtime.compute.turn import Passing, Work
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Control, Done, Fault
 from zrt.runtime.messages.inference import WARMING_UP
@@ -56,9 +53,9 @@ COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace
 
 
 class BlockServer(Member):
-    """See the module's docstring. `device` is a torch device, `threads` what its products may use:
-    while it computes alone, and beside other stages of this machine; `memory_bytes` the most it may
-    take in all, 0: what there is."""
+    """One stage of the pipeline, or a replica of one. `device` is a torch device, `threads` what
+    its GEMMs may use: while it computes alone, and beside other stages of this machine;
+    `memory_bytes` the most the process may take in all, 0: what there is."""
 
     def __init__(
         self,
@@ -79,25 +76,17 @@ class BlockServer(Member):
         self._given = cluster
         self._fault: Fault | None = None
         self._loads_to: ActorState = "ready"
-        self.turns = TurnLoop(
-            f"{name}-{device}",
-            threads,
-            lives=partial(device_lives, torch.device(device)),
-            work=self._work,
-            passing=self._passing,
-            deliver=self._deliver,
-        )
-        self._handovers = RowChannels(self, self.turns.executor)
+        self.turns = TurnLoop(f"{name}-{device}", threads, lives=partial(device_lives, torch.device(device)))
+        self._row_channels = RowChannels(self, self.turns.executor)
         self.blocks = AssignedBlocks(
             self,
             self.turns.executor,
             device=device,
             threads=threads[0],
-            lost=self._on_blocks_lost,
-            told=self._report_progress,
+            listener=self,
         )
-        self.bare = BareSessions(self, self.turns, self._ready, drains=lambda: self.state in ("draining", "drained"))
-        self.routed = RoutedSessions(self, self.turns, self._ready, self.bare.make_room, self._handovers)
+        self.bare = BareSessions(self, self.turns, self._ready)
+        self.routed = RoutedSessions(self, self.turns, self._ready, self.bare, self._row_channels)
         self.obey(Assign, self._on_assign)
         self.obey(SetState, self._on_set_state)
         self.obey(Workers, self._on_workers)
@@ -115,7 +104,7 @@ class BlockServer(Member):
 
     async def stop(self) -> None:
         self.state = "stopped"
-        self._handovers.stop()
+        self._row_channels.stop()
         self.turns.take_backend(None, 1)
         await self.blocks.end()
         await super().stop()
@@ -134,7 +123,7 @@ class BlockServer(Member):
         load = self.turns.load()
         load.sessions = len(self.routed) + len(self.bare)
         load.stale = self.counters.stale
-        load.group = self.blocks.record.load() if self.blocks.record is not None else None
+        load.group = self.blocks.group_stats.load() if self.blocks.group_stats is not None else None
         load.lend = self.blocks.lent()
         return load
 
@@ -147,18 +136,18 @@ class BlockServer(Member):
             self._set_state(self.state, self._fault)
 
     def _free(self) -> None:
-        """After the cluster's orderly end it may serve the next one there, with nothing of the
-        last; unless it was started for that alone."""
+        """Be free for the next cluster there after this one's orderly end, with nothing of the
+        last; unless the process was started for that cluster alone."""
         if self.goes_down and not self._given:
             self.cluster = ""
             self._let_go()
 
     def _let_go(self) -> None:
-        """Hold nothing."""
+        """Let go of the assignment, its blocks and its sessions."""
         self.state, self._fault = "blank", None
         self.blocks.assignment = None
         self.turns.take_backend(None, 1)
-        self._handovers.serve(None, None)
+        self._row_channels.serve(None, None)
         self.routed.forget_all()
         self.spawn(self.blocks.end(), "let go")
 
@@ -167,7 +156,7 @@ class BlockServer(Member):
     def _on_assign(self, order: Assign, envelope: Envelope) -> Control:
         assignment = order.assignment
         if assignment is None:
-            log.info("%s: holds what the plan has no place for, and lets go of it", self.name)
+            log.info("%s: unloads its blocks: the plan has no place for them", self.name)
             self._let_go()
         elif self.blocks.assignment is None or assignment.serial != self.blocks.assignment.serial:
             self.blocks.assign(assignment)
@@ -191,7 +180,7 @@ class BlockServer(Member):
         blocks = f"{assignment.first}-{assignment.last}"
         log.info("%s: loads blocks %s of %s", self.name, blocks, assignment.model)
         self.turns.take_backend(None, assignment.chunk)
-        self._handovers.serve(None, None)
+        self._row_channels.serve(None, None)
         if self.state != "loading":  # a rank or a worker that is lost undrains nothing
             self._loads_to = "drained" if self.state == "drained" else "ready"
         self._set_state("loading", self._as_fault(lost) if lost is not None else None)
@@ -210,8 +199,8 @@ class BlockServer(Member):
             return
         if self.blocks.assignment is assignment:
             self.turns.take_backend(backend, assignment.chunk)
-            self._handovers.serve(backend.engine, assignment)
-            self._report_progress()
+            self._row_channels.serve(backend.engine, assignment)
+            self.progress_changed()
             log.info("%s: is ready", self.name)
             self._set_state(self._loads_to)
 
@@ -226,9 +215,9 @@ class BlockServer(Member):
             self._begin(given)
         return Done()
 
-    def _on_blocks_lost(self, error: ZrtError) -> None:
-        """All KV of this stage is gone with the ranks or workers that serve: sessions are opened
-        and replayed once there are new ones."""
+    def backend_lost(self, error: ZrtError) -> None:
+        """Load anew: all KV of this stage is gone with the ranks or workers that served, and
+        sessions are opened and replayed once there are new ones."""
         blocks, backend = self.blocks, self.turns.backend
         assignment = blocks.assignment
         if (
@@ -238,13 +227,14 @@ class BlockServer(Member):
             or self.ended.is_set()
         ):
             return  # it was being built: whoever builds it knows
-        if blocks.record is not None:
-            blocks.record.rebuilds += 1
+        if blocks.group_stats is not None:
+            blocks.group_stats.rebuilds += 1
         self.routed.lost(error, self.turns.running)
         self._begin(assignment, error)
         self.routed.forget_all()
 
-    def _report_progress(self) -> None:
+    def progress_changed(self) -> None:
+        """Tell the coordinator how far loading is."""
         if (progress := self.blocks.progress()) is not None:
             self._report(progress)
 
@@ -256,7 +246,7 @@ class BlockServer(Member):
         return Fault(error.kind, error.message, error.where or self.name)
 
     def _report(self, message: StateChanged | LoadProgress) -> None:
-        """Tell the coordinator; while it is lost nothing is, since the next registration says how
+        """Tell the coordinator. Nothing is sent while it is lost: the next registration says how
         things are."""
         try:
             self.tell_coordinator(message)
@@ -269,23 +259,6 @@ class BlockServer(Member):
         if self.state == "loading":
             raise ZrtError("warming_up", WARMING_UP, self.name)
         raise ZrtError("model_not_loaded", "no blocks are loaded in this block server", self.name)
-
-    # ---- turns -----------------------------------------------------------------------------------
-
-    def _work(self, engine: Holding, step: Waiting) -> Work:
-        if isinstance(step.origin, BareStep):
-            return self.bare.work(engine, step)
-        return self.routed.work(step)
-
-    def _passing(self, steps: Sequence[Waiting]) -> Passing | None:
-        return self.routed.passing(steps)
-
-    async def _deliver(self, turn: Turn) -> None:
-        ran = list(zip(turn.steps, turn.result.outcomes, strict=True))
-        await self.routed.deliver(turn, [pair for pair in ran if not isinstance(pair[0].origin, BareStep)])
-        for step, outcome in ran:
-            if isinstance(step.origin, BareStep):
-                await self.bare.deliver(turn, step, outcome)
 
     def _collect_idle(self) -> None:
         if self.blocks.assignment is not None:

@@ -1,5 +1,5 @@
-"""How many prompt tokens a turn may carry: as many as it likes while nobody decodes, else so few
-that decodes keep their pace. Pure."""
+"""The budget of prompt tokens that a turn may carry: the whole chunk while nobody decodes, else so
+few that decodes keep their pace. Pure."""
 
 from typing import Final
 
@@ -18,8 +18,8 @@ QUIET_S: Final = 1.0
 
 
 class PrefillBudget:
-    """Learns from each turn what a decode turn and a prompt token cost; `most` and `least` are the
-    bounds in tokens. Times in seconds."""
+    """The prefill budget, learnt from what a decode turn and a prompt token cost; `most` and
+    `least` are its bounds in tokens. Times are in seconds."""
 
     def __init__(self, most: int, least: int = LEAST) -> None:
         self._most = most
@@ -29,7 +29,8 @@ class PrefillBudget:
         self._decoded = float("-inf")
 
     def observe(self, now: float, decodes: int, prompt_tokens: int, seconds: float) -> None:
-        """A turn ended at `now`, having run so many decodes and prompt tokens in `seconds`."""
+        """Learn from a turn that ended at `now`, having run so many decodes and prompt tokens in
+        `seconds`."""
         if decodes:
             self._decoded = now
         if decodes and not prompt_tokens:
@@ -39,7 +40,7 @@ class PrefillBudget:
             self._token_s = _blend(self._token_s, spent / prompt_tokens)
 
     def budget(self, now: float) -> int:
-        """Prompt tokens the next turn may carry."""
+        """Return how many prompt tokens the next turn may carry."""
         if now - self._decoded > QUIET_S:
             return self._most
         if not self._decode_s or not self._token_s:
@@ -48,15 +49,15 @@ class PrefillBudget:
 
 
 class Crowd:
-    """How many slots are at work: with more than one, the pipeline's other stages compute at the
+    """The slots that are at work: with more than one, the pipeline's other stages compute at the
     same time as this one."""
 
     def __init__(self) -> None:
         self._seen: dict[int, float] = {}
 
     def observe(self, now: float, slot: int) -> int:
-        """A turn of this slot begins at `now` (seconds); how many slots have had one lately, this
-        one included."""
+        """Note a turn of this slot that begins at `now` (seconds); return how many slots have had
+        one lately, this one included."""
         self._seen = {other: seen for other, seen in self._seen.items() if now - seen <= QUIET_S}
         self._seen[slot] = now
         return len(self._seen)

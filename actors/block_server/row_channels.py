@@ -1,5 +1,5 @@
-"""What this block server and others of its machine hand each other in memory, in place of bytes
-(compute/shared_rows/channel.py).
+"""The channels in memory by which block servers of one machine hand each other rows, in place of
+bytes (compute/shared_rows/channel.py).
 
 A block server whose turns can do that offers it (`Header.near`) to the next stage; one of the same
 machine answers `HandOver`, and gets its rows in memory from then on, until it answers that it does
@@ -35,8 +35,8 @@ MOST_INLETS = 64
 
 
 class RowChannels:
-    """Of one block server, whose executor computes. `near` is the machine's name while turns can
-    hand over, empty otherwise."""
+    """The row channels of one block server, whose executor computes. `near` is the machine's name
+    while turns can hand over, empty otherwise."""
 
     def __init__(self, actor: Member, executor: ComputeExecutor) -> None:
         self.near = ""
@@ -53,7 +53,7 @@ class RowChannels:
         actor.on_peer_death(self._taker_gone)
 
     def serve(self, engine: Holding | None, assignment: Assignment | None) -> None:
-        """Of this engine's turns from now on."""
+        """Hand over the results of this engine's turns from now on (None: of no turns)."""
         self.near = ""
         self._offered.clear()
         self._takers.clear()
@@ -67,17 +67,19 @@ class RowChannels:
             self._actor.spawn(self._prepare(self._spare), "shared memory")
 
     async def _prepare(self, outlet: Outlet) -> None:
-        """Offer it once it is known to work here."""
+        """Offer the outlet to the next stage once it is known to work here."""
         try:
             await self._executor.run(outlet.prepare)
         except (ZrtError, OSError) as error:
-            log.warning("%s: rows travel as bytes: %s", self._actor.name, error)
+            log.warning(
+                "%s: stages cannot share memory here, activations go through sockets: %s", self._actor.name, error
+            )
         else:
             if outlet is self._spare:
                 self.near = _machine()
 
     def stop(self) -> None:
-        """Nothing waits for another process any more."""
+        """Wait for no other process any more."""
         self.near = ""
         for inlet in list(self._inlets.values()):
             self._writer_gone(inlet)
@@ -85,14 +87,14 @@ class RowChannels:
     # ---- what we hand over -----------------------------------------------------------------------
 
     def offer(self, address: Address) -> str:
-        """What a message to this stage says of it."""
+        """Return what a message to this stage says in `Header.near`."""
         if self.near and address.incarnation not in self._takers:
             self._offered.add(address.incarnation)
             return self.near
         return ""
 
     def outlet(self, address: Address) -> Outlet | None:
-        """For a stage that takes rows so."""
+        """Return the outlet to a stage, if that takes rows in memory."""
         if not self.near or address.incarnation not in self._takers:
             return None
         if address.incarnation not in self._outlets:
@@ -103,7 +105,7 @@ class RowChannels:
         return Outlet(self._place_bytes, stream_flags)
 
     def take_back(self, handed: HandedOver) -> None:
-        """Nobody is told of it."""
+        """Free the place of rows that no message will tell of."""
         for outlet in self._outlets.values():
             outlet.take_back(handed)
 
@@ -123,25 +125,25 @@ class RowChannels:
         self._takers.discard(incarnation)
         outlet = self._outlets.pop(incarnation, None)
         if outlet is not None:
-            self._in_lane(outlet.close)
+            self._in_executor(outlet.close)
 
     def _drop_outlets(self) -> None:
         if self._spare is not None:
             self._outlets[0], self._spare = self._spare, None
         for outlet in self._outlets.values():
-            self._in_lane(outlet.close)
+            self._in_executor(outlet.close)
         self._outlets.clear()
 
     # ---- what is handed to us --------------------------------------------------------------------
 
     def heard(self, header: Header, before: Address) -> None:
-        """A message of the stage before, with its rows in it."""
+        """Answer an offer in a message of the stage before, whose rows are in it."""
         if header.near and header.near == self.near and before.incarnation not in self._refused:
             self._answer(before, HandOver())
 
     def rows(self, engine: Holding, header: Header, request: InferenceRequest, before: Address) -> list[HandedRows]:
-        """Of each step of a message of the stage before, whose rows are handed over. ZrtError
-        stage_lost: their writer is gone, or they are to come as bytes; bad_request."""
+        """Return the rows of each step of a message of the stage before that are handed over.
+        ZrtError stage_lost: their writer is gone, or they are to come as bytes; bad_request."""
         handed = header.handed
         assert handed is not None
         if not engine.hands_over:  # it has got other blocks meanwhile
@@ -170,14 +172,14 @@ class RowChannels:
             self._actor.tell(before, message)
 
     def dismiss(self, header: Header) -> None:
-        """Nobody wants the rows of this message."""
+        """Free the places of a message's rows: nobody wants them."""
         handed = header.handed
         if handed is not None and (self.near or (header.incarnation, handed.inode) in self._inlets):
             with suppress(ZrtError):
                 self._inlet(header, handed).rows(handed, [], (), torch.uint8)
 
     def _inlet(self, header: Header, handed: HandedOver) -> Inlet:
-        """The memory that a message's rows lie in, mapped at the first of them."""
+        """Return the memory that a message's rows lie in, mapped at the writer's first message."""
         if inlet := self._inlets.get((header.incarnation, handed.inode)):
             return inlet
         if len(self._inlets) >= MOST_INLETS:
@@ -185,7 +187,7 @@ class RowChannels:
         inlet = Inlet(handed, stream_flags)
         for (incarnation, _), older in list(self._inlets.items()):
             if incarnation == header.incarnation:  # it has begun another memory, and writes to this no more
-                self._in_lane(older.close, partial(self._forget, older))
+                self._in_executor(older.close, partial(self._forget, older))
         self._inlets[header.incarnation, handed.inode] = inlet
         asyncio.get_running_loop().add_reader(inlet.pid_fd, self._writer_gone, inlet)
         return inlet
@@ -193,9 +195,9 @@ class RowChannels:
     def _writer_gone(self, inlet: Inlet) -> None:
         self._forget(inlet)
         if inlet.waits:
-            log.warning("%s: a process is gone, and the rows that it was to hand over", self._actor.name)
+            log.warning("%s: the process before this one ended, rows it was to hand over are lost", self._actor.name)
         inlet.release()
-        self._in_lane(inlet.close)
+        self._in_executor(inlet.close)
 
     def _forget(self, inlet: Inlet) -> None:
         for key in [key for key, one in self._inlets.items() if one is inlet]:
@@ -203,8 +205,9 @@ class RowChannels:
             asyncio.get_running_loop().remove_reader(inlet.pid_fd)
             os.close(inlet.pid_fd)
 
-    def _in_lane(self, fn: Callable[[], None], then: Callable[[], None] = lambda: None) -> None:
-        """What is done with memory, after what the executor has given the device to do with it."""
+    def _in_executor(self, fn: Callable[[], None], then: Callable[[], None] = lambda: None) -> None:
+        """Run `fn` in the executor, after what the device was given to do with the memory; then
+        `then`, here."""
 
         async def run() -> None:
             try:
@@ -218,8 +221,8 @@ class RowChannels:
 
 
 def _machine() -> str:
-    """The same for all processes that can map each other's memory: of one boot, one PID namespace,
-    one user."""
+    """Return a name that is the same for all processes that can map each other's memory: those of
+    one boot, one PID namespace, one user."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}/{os.getuid()}"

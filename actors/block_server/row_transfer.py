@@ -1,5 +1,5 @@
-"""How a turn's results reach the stage that takes them next: as bytes, or by word of rows that lie
-in memory for it (row_channels.py)."""
+"""The transfer of a turn's results to the stage that takes them next: as bytes, or by word of rows
+that lie in memory for that stage (row_channels.py)."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -22,29 +22,30 @@ SEND_DEADLINE_S = 30.0  # how long a full outbox to the next stage may stay full
 
 
 class RowTransfer:
-    """What is bound for one stage travels as one message. `failed` hears of steps that cannot be
-    sent; `tally` counts."""
+    """The way to the next stage: all that is bound for one stage travels as one message. `failed`
+    hears of steps that cannot be sent; `tally` counts the messages with rows in memory."""
 
     def __init__(
-        self, actor: Member, handovers: RowChannels, tally: Load, failed: Callable[[Sequence[Step], ZrtError], None]
+        self, actor: Member, row_channels: RowChannels, tally: Load, failed: Callable[[Sequence[Step], ZrtError], None]
     ) -> None:
         self._actor = actor
-        self._handovers = handovers
+        self._row_channels = row_channels
         self._tally = tally
         self._failed = failed
 
     def tokens(self, address: Address, tokens: Sequence[tuple[Step, int]]) -> None:
-        """The ring's next steps, to the first stage."""
+        """Send the ring's next steps to the first stage."""
         ids = array("I", [token for _, token in tokens])
         data = memoryview(ids).cast("B")
         self._send(address, [step for step, _ in tokens], "token_ids", [len(tokens)], data, "uint32")
 
     def begun_tokens(self, address: Address, begun: Sequence[tuple[Step, int]], handed: HandedOver) -> None:
-        """The same, of tokens that are still being picked: of each step, its row there."""
+        """Send the ring's next steps, whose tokens are still being picked: each with its row in
+        memory."""
         self._hand_over(address, begun, handed, "token_ids", [len(begun)], "uint32")
 
     async def hidden(self, address: Address, delivery: Sequence[tuple[Step, Tensor]], dtype: str) -> None:
-        """Hidden states [n, hidden] of each step."""
+        """Send each step's hidden states [n, hidden] as bytes."""
         steps = [step for step, _ in delivery]
         rows = delivery[0][1] if len(delivery) == 1 else torch.cat([rows for _, rows in delivery])
         data = to_bytes(rows, dtype)
@@ -54,13 +55,13 @@ class RowTransfer:
     async def handed_hidden(
         self, address: Address, delivery: Sequence[tuple[Step, int]], handed: HandedOver, width: int, dtype: str
     ) -> None:
-        """The same, of rows of that width which lie in memory: of each step, its first row
-        there."""
+        """Send word of each step's hidden states, rows of that width in memory: each step with its
+        first row there."""
         if await self._room(address, [step for step, _ in delivery]):
             rows = sum(step.n for step, _ in delivery)
             self._hand_over(address, delivery, handed, "hidden_states", [1, rows, width], dtype)
         else:
-            self._handovers.take_back(handed)
+            self._row_channels.take_back(handed)
 
     def _hand_over(
         self,
@@ -75,10 +76,11 @@ class RowTransfer:
         if going and self._send(address, [step for step, _ in going], payload, shape, memoryview(b""), dtype, said):
             self._tally.handed += 1
         else:
-            self._handovers.take_back(handed)
+            self._row_channels.take_back(handed)
 
     async def _room(self, address: Address, steps: Sequence[Step]) -> bool:
-        """Wait until the next stage takes more; if it does not, the steps have failed."""
+        """Wait until the next stage takes more; return whether it does. If not, the steps have
+        failed."""
         try:
             await self._actor.room(address, timeout=SEND_DEADLINE_S)
         except ZrtError as error:
@@ -96,9 +98,9 @@ class RowTransfer:
         dtype: str,
         handed: HandedOver | None = None,
     ) -> bool:
-        """Whether it was sent; if not, the steps have failed."""
+        """Send one message; return whether it was sent. If not, the steps have failed."""
         request = InferenceRequest(steps[0].session, steps[0].seq_pos, payload, shape, data)
-        near = "" if handed is not None else self._handovers.offer(address)
+        near = "" if handed is not None else self._row_channels.offer(address)
         try:
             self._actor.tell(address, request, steps=steps, dtype=dtype, near=near, handed=handed)
         except ZrtError as error:
@@ -108,8 +110,8 @@ class RowTransfer:
 
 
 def rows_of(engine: Holding, request: InferenceRequest, dtype: str) -> Tensor:
-    """Token ids int64 [n] on the first stage, hidden states [n, hidden] in the model's dtype
-    elsewhere; `dtype` is the wire's.
+    """Return a request's rows: token ids int64 [n] on the first stage, hidden states [n, hidden] in
+    the model's dtype elsewhere; `dtype` is the wire's.
 
     ZrtError bad_request if this stage does not take such a request.
     """

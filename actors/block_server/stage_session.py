@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StageSession:
-    """Built from `Open`. `length` is the history's length as far as this stage knows; the last
-    stage makes it grow, by what its `sampler` picks."""
+    """A session's entry in a stage's table. `length` is the history's length as far as this stage
+    knows; the last stage makes it grow, by what its `sampler` picks."""
 
     session: int
     epoch: int
@@ -36,7 +36,8 @@ class StageSession:
 
     @classmethod
     def opened(cls, message: Open) -> "StageSession":
-        """ZrtError bad_request if the message does not make sense."""
+        """Return the session that a message opens. ZrtError bad_request: the message does not make
+        sense."""
         if not 0 <= message.stage < len(message.route):
             raise ZrtError("bad_request", f"open: stage {message.stage} is not on a route of {len(message.route)}")
         if message.length < 1:
@@ -67,12 +68,12 @@ class StageSession:
         return self.stage == len(self.route) - 1
 
     def ends(self, until: int) -> bool:
-        """Whether a step with this `until` goes no further than here."""
+        """Return whether a step with this `until` goes no further than here."""
         return self.is_last or self.stage == until
 
     def samples(self, seq_pos: int, n: int, until: int) -> bool:
-        """Whether a step with these tokens is followed by a new token picked here: it ends the
-        history, and the whole route was meant."""
+        """Return whether a step with these tokens is followed by a new token picked here: the step
+        ends the history, and the whole route was meant."""
         return self.is_last and until == -1 and seq_pos + n == self.length
 
     @property
@@ -81,8 +82,8 @@ class StageSession:
         return self.route[(self.stage + 1) % len(self.route)]
 
     def begin_next(self) -> Step | None:
-        """The ring's next step before the token is known that is being picked, if there will be one
-        whatever token that is; it is in vain only if generation ends."""
+        """Return the ring's next step before its token, which is being picked, is known, if there
+        will be one whatever token that is. The step is in vain only if generation ends."""
         length = self.length + 1
         if self.over or self.begun or length >= min(self.max_length, self.credit):
             return None
@@ -90,12 +91,12 @@ class StageSession:
         return Step(self.session, self.epoch, length - 1, 1, self.slot)
 
     def failed(self) -> None:
-        """No token was picked."""
+        """Take it that no token was picked: a step that was begun for it is in vain."""
         self.begun, self.over = False, self.begun
 
     def sampled(self, token: int) -> Step | None:
-        """Take the token picked here; the ring's next step, unless it has begun, generation ends or
-        credit ran out."""
+        """Take the token picked here; return the ring's next step, unless it has begun, generation
+        ends or credit ran out."""
         self.length += 1
         begun, self.begun = self.begun, False
         if token in self.eos or self.length >= self.max_length:
@@ -107,8 +108,8 @@ class StageSession:
         return self._release()
 
     def grant(self, upto: int, slot: int) -> tuple[int, Step] | None:
-        """More credit, in this slot from now on; the token and the step that waited for it, if
-        any."""
+        """Take more credit, in this slot from now on; return the token and the step that waited for
+        credit, if any."""
         self.credit = max(self.credit, upto)
         self.slot = slot
         token = self.held
@@ -122,5 +123,5 @@ class StageSession:
         return Step(self.session, self.epoch, self.length - 1, 1, self.slot)
 
     def onward(self, step: Step, seq_pos: int, n: int, spent: HopTime) -> Step:
-        """The step as it goes on from here: the tokens that ran, and the time they took."""
+        """Return the step as it goes on from here: the tokens that ran, and the time they took."""
         return Step(step.session, step.epoch, seq_pos, n, step.slot, step.until, [*step.times, spent])

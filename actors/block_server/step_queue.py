@@ -1,5 +1,5 @@
-"""What waits at a stage, and which of it makes the next turn. Pure: knows neither sockets nor
-tensors.
+"""The queue of steps that wait at a stage, and the choice of those that make the next turn. Pure:
+knows neither sockets nor tensors.
 
 A turn serves one slot: all its decodes (one token each), then prompt chunks until their token
 budget is used up, at most one step a session. A longer step is cut: its head runs now, its tail
@@ -13,7 +13,12 @@ each reading all weights anew.
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from zrt.actors.block_server.step_owner import StepOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +26,8 @@ class Waiting:
     """One step that waits: `n` tokens of `key` from `seq_pos` on, in micro-batch `slot`; `rows` is
     their input (a tensor, cut along its first dimension), `arrived` a monotonic time in seconds.
 
-    `origin` is the caller's own note of where the step came from and where its result goes; a cut
-    step's parts share it.
+    `owner` says how the step runs, and takes its results. What else the owner knows of its steps is
+    in a subclass, and the parts of a cut step share it.
     """
 
     key: Hashable
@@ -30,11 +35,11 @@ class Waiting:
     n: int
     rows: Any
     arrived: float
-    slot: int = 0
-    origin: Any = None
+    slot: int
+    owner: "StepOwner[Any]"
 
-    def cut(self, n: int) -> tuple["Waiting", "Waiting"]:
-        """The first `n` tokens, and the rest."""
+    def cut(self, n: int) -> tuple["Self", "Self"]:
+        """Return the step's first `n` tokens, and the rest, as two steps."""
         head = replace(self, n=n, rows=self.rows[:n])
         tail = replace(self, seq_pos=self.seq_pos + n, n=self.n - n, rows=self.rows[n:])
         return head, tail
@@ -49,8 +54,8 @@ MEMORY: Final = 0.2
 
 
 class StepQueue:
-    """The steps that wait: a queue a session, the sessions of each slot in order of arrival. Slots
-    take turns. Times in seconds."""
+    """The steps that wait: a queue per session, the sessions of each slot in order of arrival.
+    Slots take turns. Times are in seconds."""
 
     def __init__(self) -> None:
         self._slots: dict[int, dict[Hashable, deque[Waiting]]] = {}  # the slot that was served last stands last
@@ -60,7 +65,7 @@ class StepQueue:
         self._round = ROUND_S
 
     def __len__(self) -> int:
-        """Steps waiting."""
+        """Return how many steps wait."""
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Waiting]:
@@ -69,7 +74,7 @@ class StepQueue:
                 yield from queue
 
     def expect(self, key: Hashable, slot: int, now: float) -> None:
-        """The next step of this session comes round by itself; its slot waits for it, though not
+        """Let the slot wait for this session's next step, which comes round by itself, though not
         much longer than usual."""
         self._away.setdefault(slot, {})[key] = now
 
@@ -81,7 +86,7 @@ class StepQueue:
         self._slots.setdefault(step.slot, {}).setdefault(step.key, deque()).append(step)
 
     def put_back(self, step: Waiting) -> None:
-        """Return a step that could not run: it goes before its session's others."""
+        """Put a step that could not run before its session's others."""
         self._slots.setdefault(step.slot, {}).setdefault(step.key, deque()).appendleft(step)
 
     def drop(self, key: Hashable) -> list[Waiting]:
@@ -91,8 +96,8 @@ class StepQueue:
         return [step for sessions in self._slots.values() for step in sessions.pop(key, ())]
 
     def due(self) -> float | None:
-        """When the first slot that has steps, and waits for others on their way, waits no
-        longer."""
+        """Return when the first slot that has steps, and waits for others on their way, waits no
+        longer; None: no slot waits."""
         held = [
             max(self._away[slot].values())
             for slot, sessions in self._slots.items()

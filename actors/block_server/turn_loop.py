@@ -4,17 +4,18 @@ results on."""
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 from zrt.actors.block_server.backend import Backend, LocalBackend
 from zrt.actors.block_server.prefill_budget import LEAST, LEAST_ON_GPU, Crowd, PrefillBudget
+from zrt.actors.block_server.step_owner import StepOwner, Turn
 from zrt.actors.block_server.step_queue import StepQueue, Waiting
 from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.devices import out_of_memory
 from zrt.runtime.compute.engine import Engine, Holding
-from zrt.runtime.compute.turn import Outcome, Passing, TurnResult, Work
+from zrt.runtime.compute.turn import Outcome, Passing, TurnResult
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 from zrt.runtime.messages.stats import KvStats, Load
@@ -24,56 +25,31 @@ log = logging.getLogger(__name__)
 RECENT = 256  # turns whose times are kept
 RECENT_S = 60.0
 EXPECTED_S = 0.02
-"""The device waits no longer for rows that are expected: they may not come."""
+"""How long the device waits for rows that are expected: they may not come."""
 PARKED_S = 0.25
-"""After this a step that found no page is tried again, though none came back: whoever makes room
-may not have heard of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One turn that ran: its steps, what became of each, and its clock (`started` monotonic
-    seconds, `spent_us` in the executor)."""
-
-    engine: Holding
-    steps: list[Waiting]
-    result: TurnResult
-    started: float
-    spent_us: int
+"""Seconds after which a step that found no page is tried again, though none came back: whoever
+makes room may not have heard of the need."""
 
 
 class TurnLoop:
-    """The queue of steps and the executor. `work` says how a waiting step is to be run, `passing`
-    where a turn's results go while it runs (None: nowhere), `deliver` gets each turn's results.
-    `lives` as the executor's.
+    """The queue of steps, the executor, and the loop between them. `lives` is the executor's test
+    of its device.
 
     `threads` are those of a turn while one slot is at work, and so one stage at a time, and while
     several are, which keep all stages busy. The engine is the executor's: whatever touches it runs
     there, between turns.
     """
 
-    def __init__(
-        self,
-        name: str,
-        threads: tuple[int, int],
-        *,
-        lives: Callable[[], bool],
-        work: Callable[[Holding, Waiting], Work],
-        passing: Callable[[Sequence[Waiting]], Passing | None],
-        deliver: Callable[[Turn], Awaitable[None]],
-    ) -> None:
+    def __init__(self, name: str, threads: tuple[int, int], *, lives: Callable[[], bool]) -> None:
         self.tally = Load()
         self.backend: Backend | None = None
         self.executor = ComputeExecutor(name, lives)
         self.running: list[Waiting] = []
         """The steps of the turn that runs now."""
-        self._work = work
-        self._passing = passing
-        self._deliver = deliver
         self._queue = StepQueue()
         self._parked: dict[Hashable, list[Waiting]] = {}
         self._parked_since = 0.0
-        self._pace = PrefillBudget(1)
+        self._prefill_budget = PrefillBudget(1)
         self._crowd = Crowd()
         self._threads = threads
         self._wake = asyncio.Event()
@@ -86,21 +62,22 @@ class TurnLoop:
         return self.backend.engine if self.backend is not None else None
 
     def take_backend(self, backend: Backend | None, chunk: int) -> None:
-        """Serve this one from now on; what waits for another is dropped. `chunk` is the most prompt
-        tokens of a turn."""
+        """Serve this backend from now on (None: nothing), and drop what waits for another. `chunk`
+        is the most prompt tokens of a turn."""
         self.backend = backend
         self._wake.set()  # it lets go of the one before
         self._queue = StepQueue()
         self._parked.clear()
         on_gpu = backend is not None and backend.engine.shard.device.type == "cuda"
-        self._pace = PrefillBudget(chunk, LEAST_ON_GPU if on_gpu else LEAST)
+        self._prefill_budget = PrefillBudget(chunk, LEAST_ON_GPU if on_gpu else LEAST)
 
     def add(self, step: Waiting) -> None:
         self._queue.add(step)
         self._wake.set()
 
     def expect(self, key: Hashable, slot: int) -> None:
-        """The session's next step is on its way through the other stages."""
+        """Let the slot wait for the session's next step: it is on its way through the other
+        stages."""
         self._queue.expect(key, slot, time.monotonic())
 
     def park(self, step: Waiting) -> None:
@@ -110,14 +87,14 @@ class TurnLoop:
         self._parked.setdefault(step.key, []).append(step)
 
     def drop(self, key: Hashable) -> list[Waiting]:
-        """Forget the session's steps and return them; they are counted as stale."""
+        """Forget the session's steps and return them; count them as stale."""
         dropped = self.forget(key)
         self.tally.dropped_stale += len(dropped)
         return dropped
 
     def forget(self, key: Hashable) -> list[Waiting]:
-        """As `drop`, of steps that were begun before anybody could know that they are not wanted:
-        uncounted."""
+        """Forget the session's steps and return them uncounted: they were begun before anybody
+        could know that nobody wants them."""
         self._wake.set()  # others of its slot may have waited for it
         return self._queue.drop(key) + self._parked.pop(key, [])
 
@@ -139,7 +116,7 @@ class TurnLoop:
         self._parked.clear()
 
     def load(self) -> Load:
-        """The counters, with what is the case now."""
+        """Return the counters, with what waits and what the KV pool holds now."""
         load = self.tally
         load.waiting = len(self._queue) + sum(map(len, self._parked.values()))
         if self.engine is not None:
@@ -152,7 +129,7 @@ class TurnLoop:
         return load
 
     async def run(self) -> None:
-        """For as long as the actor lives."""
+        """Run turns for as long as the actor lives."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -160,14 +137,15 @@ class TurnLoop:
                 now = time.monotonic()
                 if self._parked and now >= self._parked_since + PARKED_S:
                     self._unpark()
-                steps = self._queue.take(self._pace.budget(now), now)
+                steps = self._queue.take(self._prefill_budget.budget(now), now)
                 if not steps:
                     self._wake_at(self._due(), now)
                     break
                 await self._turn(backend, steps)
 
     def _due(self) -> float | None:
-        """When a slot has waited long enough for its others, or what is parked for pages."""
+        """Return when a slot has waited long enough for its others, or parked steps for pages;
+        None: nothing waits."""
         held = self._queue.due()
         if not self._parked:
             return held
@@ -183,7 +161,7 @@ class TurnLoop:
 
     async def _turn(self, backend: Backend, steps: list[Waiting]) -> None:
         engine = backend.engine
-        works = [self._work(engine, step) for step in steps]
+        works = [step.owner.work(engine, step) for step in steps]
         self.running = steps
         started = time.monotonic()
         handing = backend if isinstance(backend, LocalBackend) and engine.hands_over else None
@@ -191,7 +169,7 @@ class TurnLoop:
             crowded = self._crowd.observe(started, steps[0].slot) > 1
             threads = self._threads[crowded]
             if handing is not None:
-                result = await handing.turn(works, threads, self._passing(steps))
+                result = await handing.turn(works, threads, _passing(steps))
             else:
                 result = await backend.turn(works, threads)
         except ZrtError as error:
@@ -206,7 +184,7 @@ class TurnLoop:
         ended = time.monotonic()
         prompts = sum(step.n for step in steps if step.n > 1)
         decodes = sum(1 for step in steps if step.n == 1)
-        self._pace.observe(ended, decodes, prompts, ended - started)
+        self._prefill_budget.observe(ended, decodes, prompts, ended - started)
         turn = Turn(engine, steps, result, started, int((ended - started) * 1e6))
         self.tally.turns += 1
         self.tally.steps += len(steps)
@@ -216,7 +194,7 @@ class TurnLoop:
         if log.isEnabledFor(logging.DEBUG):
             told = {"step": self.tally.turns, "ms": turn.spent_us / 1e3}
             log.debug("a turn of %s, %s", counted(decodes, "decode"), counted(prompts, "prompt token"), extra=told)
-        await self._deliver(turn)
+        await _deliver(turn)
 
     def _expect(self, engine: Engine) -> None:
         if self._expected is not None:
@@ -224,6 +202,22 @@ class TurnLoop:
             self._expected = None
         if engine.expecting:
             self._expected = asyncio.get_running_loop().call_later(EXPECTED_S, engine.expecting.stop)
+
+
+def _passing(steps: Sequence[Waiting]) -> Passing | None:
+    """Return where a turn's results go while it runs: nowhere, unless one owner has all its
+    steps."""
+    owner = steps[0].owner
+    return owner.passing(steps) if all(step.owner is owner for step in steps) else None
+
+
+async def _deliver(turn: Turn) -> None:
+    """Give each owner what came of its steps."""
+    shares: dict[StepOwner[Any], list[tuple[Waiting, Outcome]]] = defaultdict(list)
+    for step, outcome in zip(turn.steps, turn.result.outcomes, strict=True):
+        shares[step.owner].append((step, outcome))
+    for owner, ran in shares.items():
+        await owner.deliver(turn, ran)
 
 
 def _failed(steps: Sequence[Waiting], error: ZrtError) -> TurnResult:

@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 
 
 class AssignedLayers:
-    """`held` are the layers that are loaded. Pushed files are kept in `cache`; `memory_bytes` is
-    the most the process may take, 0: what there is. `moved` hears of loading, ready, and blank
-    where loading failed."""
+    """The layers that a worker is to hold, and those `held`, which are loaded. Pushed files are
+    kept in `cache`; `memory_bytes` is the most the process may take, 0: what there is. `moved`
+    hears of loading, ready, and blank where loading failed."""
 
     def __init__(self, cache: Path, device: str, memory_bytes: int, moved: Callable[[ActorState], None]) -> None:
         self.held: LayerEngine | None = None
@@ -55,14 +55,14 @@ class AssignedLayers:
         self._measured: dict[tuple[str, str], int] = {}  # layer times, by config and dtype
 
     def loaded(self) -> LayerEngine:
-        """ZrtError model_not_loaded."""
+        """Return the layers that are loaded. ZrtError model_not_loaded."""
         if self.held is None:
             raise ZrtError("model_not_loaded", "no layers are loaded: PrepareLayers and LayerAssignment come first")
         return self.held
 
     def prepare(self, message: PrepareLayers) -> LayerTraffic:
-        """What the next assignment is of. Measures a layer of it, unless it has. ZrtError
-        bad_request, bad_model, unsupported."""
+        """Take the model that the next assignment is of; measure a layer of that model, the first
+        time. ZrtError bad_request, bad_model, unsupported."""
         if message.dtype not in DTYPES or message.dtype == "uint32":
             raise ZrtError("bad_request", f"dtype {message.dtype!r} is none of a model's")
         spec = spec_from_config(parse_config(message.config_json))
@@ -81,7 +81,7 @@ class AssignedLayers:
         )
 
     def assign(self, message: LayerAssignment) -> LayerTraffic:
-        """Which layers to hold. Those that are held stay where they are the same, of the same
+        """Take which layers to hold. Those that are held stay where they are the same, of the same
         weights, in the same setting; their sessions end."""
         prepared = self._prepared
         if prepared is None:
@@ -100,7 +100,8 @@ class AssignedLayers:
         return LayerAssignmentAck(self._store is not None and not self._store.complete)
 
     def _store_of(self, model_hash: str | None) -> LayerStore | None:
-        """The one there is where it is of this hash: it knows what it has checked."""
+        """Return the store of this hash: the one there is, if it is that, since it knows what it
+        has checked."""
         store = self._store
         if store is not None and store.model_hash == model_hash:
             return store
@@ -114,7 +115,7 @@ class AssignedLayers:
             self._store.close()
 
     def take(self, message: ModelDataChunk) -> LayerTraffic:
-        """A piece of a file. ZrtError as LayerStore.take."""
+        """Take a chunk of a file. ZrtError: as LayerStore.take."""
         if self._store is None:
             raise ZrtError("bad_request", "ModelDataChunk: no assignment waits for data")
         if len(message.data) > MAX_CHUNK:
@@ -122,8 +123,8 @@ class AssignedLayers:
         return ModelDataTaken(self._store.take(message.filename, message.offset, message.total_size, message.data))
 
     def load(self) -> LayerTraffic:
-        """Read them, once all files are there. ZrtError bad_request, and as LayerStore.files and
-        LayerEngine.load."""
+        """Load the layers, once all files are there. ZrtError bad_request, and as LayerStore.files
+        and LayerEngine.load."""
         prepared = self._prepared
         if prepared is None or not self._layers:
             raise ZrtError("bad_request", "ModelDataDone: no assignment waits for data")
@@ -169,7 +170,7 @@ def options_of(prepared: PrepareLayers, device: str) -> EngineOptions:
 
 
 def layer_of(name: str) -> int:
-    """The number in a layer's name. ZrtError bad_request: it is none."""
+    """Return the number in a layer's name. ZrtError bad_request: the name is no layer's."""
     index = layer_index(name)
     if index is None:
         raise ZrtError("bad_request", f"could not find layer {name[:80]}")

@@ -63,8 +63,8 @@ _FLOATS: Final = frozenset({"BF16", "F16", "F32"})
 
 
 class LayerWorker(Member):
-    """`cache` is where pushed layers are kept; `device` a torch device, `threads` what its products
-    may use, `memory_bytes` the most it may take in all, 0: what there is."""
+    """A layer worker. Pushed layers are kept in `cache`; `device` is a torch device, `threads` what
+    its GEMMs may use, `memory_bytes` the most the process may take in all, 0: what there is."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class LayerWorker(Member):
             self.state = state
 
     def _free(self) -> None:
-        """It may serve the next cluster at that endpoint, unless it was started for this one
-        alone."""
+        """Be free for the next cluster at that endpoint, unless the process was started for this
+        one alone."""
         self.cluster = self._given
 
     def registration(self) -> Register:
@@ -148,7 +148,8 @@ class LayerWorker(Member):
     async def _serve(
         self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_HopClock | None" = None
     ) -> LayerTraffic:
-        """Never raises: what goes wrong is a WorkerError like any answer."""
+        """Return the answer to a message. Never raises: what goes wrong is a WorkerError like any
+        answer."""
         if isinstance(message, Hello):
             return self._info()
         try:
@@ -255,7 +256,8 @@ class LayerWorker(Member):
 
 
 class _HopClock:
-    """When an operation came, and when the layers began and ended with it; nanoseconds."""
+    """The times at which an operation came, and at which the layers began and ended with it;
+    nanoseconds."""
 
     __slots__ = ("came", "ended", "started")
 

@@ -1,4 +1,4 @@
-"""What a worker keeps of the layers it was sent: the files of one manifest (layer_manifest.py), in
+"""The store of the layers that a worker was sent: the files of one manifest (layer_manifest.py), in
 a folder of its cache.
 
 A file is taken chunk by chunk, under a temporary name until all its pieces are checked and on disk.
@@ -7,24 +7,28 @@ file that is not what the manifest says is taken away, to be sent again. Workers
 have one cache, and be sent the same at once.
 """
 
-import errno
 import hashlib
 import os
 import re
 import stat
-import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from zrt.actors.layer_worker.store_files import (
+    GONE,
+    PartialFile,
+    known_manifest,
+    sound_bytes,
+    unusable,
+    write_whole,
+)
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.checkpoint.layer_manifest import (
     HASHERS,
     MANIFEST,
     PIECE_BYTES,
-    READ_BYTES,
     Manifest,
     ManifestFile,
     digest,
@@ -32,27 +36,6 @@ from zrt.runtime.models.checkpoint.layer_manifest import (
 )
 
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
-_GONE: Final = "is gone: it is sent again"
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
-@dataclass(slots=True)
-class PartialFile:
-    """What has come of a file: `held` bytes from its start on, of which those of the piece it is in
-    are not checked yet; `hash` is that piece's."""
-
-    held: int
-    hash: "hashlib._Hash"
-
-    def take(self, data: bytes | memoryview) -> None:
-        self.hash.update(data)
-        self.held += len(data)
-
-    def cut(self) -> int:
-        """Forget the piece it is in; what is left."""
-        self.held = (self.held - 1) // PIECE_BYTES * PIECE_BYTES if self.held else 0
-        self.hash = hashlib.sha256()
-        return self.held
 
 
 class LayerStore:
@@ -72,7 +55,7 @@ class LayerStore:
             raise ZrtError("bad_request", f"model_hash: expected 64 hex digits, got {model_hash[:80]!r}")
         self.model_hash = model_hash
         self._folder = root / model_hash
-        self.manifest = _known(self._folder)
+        self.manifest = known_manifest(self._folder)
         self._parts: dict[str, PartialFile] = {}
         self._sound: set[str] = set()  # whole files whose bytes this process has checked
         self._promised: set[str] = set()  # files that the master was told are held: it will not send them again
@@ -80,7 +63,7 @@ class LayerStore:
         self._finishing: list[tuple[str, Future[None]]] = []
 
     def close(self) -> None:
-        """Take nothing more. What is being written is finished."""
+        """Take nothing more, and finish what is being written."""
         self._disk.shutdown(wait=False)
 
     @property
@@ -93,9 +76,9 @@ class LayerStore:
         return True
 
     def files(self) -> list[Path]:
-        """Each is what the manifest says. ZrtError bad_request while some are not complete;
-        worker_failed: some are gone or were not, and have to be sent again; or they could not be
-        brought to disk."""
+        """Return the paths of the files, each checked against the manifest. ZrtError bad_request
+        while some are not complete; worker_failed: some are gone or were damaged, and have to be
+        sent again; or what kept them from the disk."""
         self._settle()
         listed = self.manifest.files if self.manifest is not None else []
         missing = [file.name for file in listed if not self._whole(file)]
@@ -104,7 +87,7 @@ class LayerStore:
         if missing:
             for name in missing:
                 self._parts.pop(name, None)
-            raise ZrtError("worker_failed", f"{', '.join(missing)} in {self._folder}: {_GONE}")
+            raise ZrtError("worker_failed", f"{', '.join(missing)} in {self._folder}: {GONE}")
         unknown = [file for file in listed if file.name not in self._sound]
         with ThreadPoolExecutor(HASHERS, "hash") as pool:
             damaged = [file for file, sound in zip(unknown, pool.map(self._matches, unknown), strict=True) if not sound]
@@ -128,8 +111,8 @@ class LayerStore:
             raise error
 
     def take(self, name: str, offset: int, total: int, data: bytes | memoryview) -> int:
-        """Write a chunk, which ends where a piece ends or before; how many bytes of the file are
-        then held, from its start on. An empty one asks that alone.
+        """Write a chunk, which ends where a piece ends or before; return how many bytes of the file
+        are then held, from its start on. An empty chunk asks that alone.
 
         ZrtError bad_request: no such file, a wrong total, another offset than the bytes held, more
         than the piece, or a piece whose bytes are not the manifest's; or it could not be written.
@@ -140,7 +123,7 @@ class LayerStore:
                 return self._take_manifest(offset, total, data)
             held = self._take_chunk(self._listed(name, total), offset, data)
         except OSError as error:
-            raise _unusable(self._folder / name, error) from None
+            raise unusable(self._folder / name, error) from None
         if held == total:
             self._promised.add(name)
         return held
@@ -156,7 +139,7 @@ class LayerStore:
             raise ZrtError("bad_request", f"{MANIFEST}: its hash is not {self.model_hash}")
         manifest = parse_manifest(data)
         self._folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(self._folder / MANIFEST, data)
+        write_whole(self._folder / MANIFEST, data)
         self.manifest = manifest
         self._adopt(manifest)
         return total
@@ -172,7 +155,7 @@ class LayerStore:
         for folder in self._folder.parent.iterdir():
             if not wanted or folder == self._folder or not _HASH.fullmatch(folder.name):
                 continue
-            known = _known(folder)
+            known = known_manifest(folder)
             for file in wanted.intersection(known.files if known is not None else ()):
                 partial = self._partial(file)
                 for name in (file.name, partial.name):
@@ -231,7 +214,7 @@ class LayerStore:
             os.close(descriptor)
 
     def _finish(self, file: ManifestFile) -> None:
-        """All of it is there and checked: on disk, and under its own name."""
+        """Bring a file whose bytes are all there and checked to disk, under its own name."""
         partial = self._partial(file)
         try:
             descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
@@ -244,20 +227,20 @@ class LayerStore:
         except FileNotFoundError:
             return  # another worker was sent the same, and was faster; or it is gone, and does not count as held
         except OSError as error:
-            raise _unusable(partial, error) from None
+            raise unusable(partial, error) from None
         if file.name in self._parts:
             self._sound.add(file.name)
 
     def _found(self, file: ManifestFile) -> PartialFile:
-        """What is held, looked up: what this process took itself, as long as it is there; else the
-        whole pieces that were taken before."""
+        """Return what is held of a file: what this process took itself, as long as it is there;
+        else the whole pieces that were taken before."""
         part = self._parts.get(file.name)
         if part is None or self._there(file) < part.held:
             part = self._parts[file.name] = PartialFile(self._checked(file), hashlib.sha256())
         return part
 
     def _there(self, file: ManifestFile) -> int:
-        """Bytes on disk, checked or not."""
+        """Return a file's bytes on disk, checked or not."""
         if self._whole(file):
             return file.size
         try:
@@ -266,11 +249,12 @@ class LayerStore:
             return 0
 
     def _checked(self, file: ManifestFile) -> int:
-        """Whole pieces of a file that was begun; one that the disk lost half of is not held."""
+        """Return the bytes of a begun file's whole pieces; one that the disk lost half of is not
+        held."""
         if self._whole(file):
             return file.size
         try:
-            held = _sound_bytes(self._partial(file), file)
+            held = sound_bytes(self._partial(file), file)
         except FileNotFoundError:
             return 0
         if held == file.size:
@@ -278,7 +262,7 @@ class LayerStore:
         return held
 
     def _whole(self, file: ManifestFile) -> bool:
-        """Whether it is there, and as long as it should be."""
+        """Return whether a file is there, and as long as it should be."""
         try:
             found = (self._folder / file.name).stat()
         except OSError:
@@ -287,7 +271,7 @@ class LayerStore:
 
     def _matches(self, file: ManifestFile) -> bool:
         try:
-            return _sound_bytes(self._folder / file.name, file) == file.size
+            return sound_bytes(self._folder / file.name, file) == file.size
         except OSError:
             return False
 
@@ -296,58 +280,7 @@ class LayerStore:
         try:
             (self._folder / file.name).unlink(missing_ok=True)
         except OSError as error:
-            raise _unusable(self._folder / file.name, error) from None
+            raise unusable(self._folder / file.name, error) from None
 
     def _partial(self, file: ManifestFile) -> Path:
         return self._folder / f"{file.name}.part"
-
-
-def _unusable(path: Path, error: OSError) -> ZrtError:
-    """What it means that something at `path`, or what the error names, cannot be written or
-    read."""
-    what = f"{error.filename2 or error.filename or path}: {error.strerror}"
-    if error.errno in _FULL:
-        return ZrtError(
-            "insufficient_memory", f"no room for layers: {what}; make some, or set the worker's ZRT_HOME elsewhere"
-        )
-    if isinstance(error, FileNotFoundError):
-        return ZrtError("worker_failed", f"{what}: {_GONE}")
-    return ZrtError(
-        "bad_config", f"layers cannot be kept: {what}; put that right, or set the worker's ZRT_HOME elsewhere"
-    )
-
-
-def _known(folder: Path) -> Manifest | None:
-    """What a folder of the cache holds the files of, if that can be told: zrt of another version
-    may have written it."""
-    try:
-        data = (folder / MANIFEST).read_bytes()
-        return parse_manifest(data) if digest(data) == folder.name else None
-    except (OSError, ZrtError):
-        return None
-
-
-def _sound_bytes(path: Path, file: ManifestFile) -> int:
-    """How many bytes, in whole pieces from the start on, are the manifest's."""
-    held, buffer = 0, memoryview(bytearray(READ_BYTES))
-    with path.open("rb", buffering=0) as opened:
-        for piece in file.pieces:
-            end, found = min(held + PIECE_BYTES, file.size), hashlib.sha256()
-            for at in range(held, end, READ_BYTES):
-                found.update(buffer[: opened.readinto(buffer[: end - at])])
-            if found.hexdigest() != piece:
-                break
-            held = end
-    return held
-
-
-def _write_whole(path: Path, data: bytes | memoryview) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".new", delete=False) as file:  # others may write the same
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise

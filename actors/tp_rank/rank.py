@@ -1,5 +1,5 @@
-"""What a TP rank does with each request: what its executor runs. One thread at a time; every call
-blocks."""
+"""The part of a TP rank that its executor runs: joining the group, loading, stepping. One thread at
+a time; every call blocks."""
 
 import time
 from collections.abc import Hashable
@@ -46,7 +46,8 @@ from zrt.runtime.models.architecture.spec import spec_from_config
 
 
 class Rank:
-    """Rank `rank` of `world`, on `device`."""
+    """Rank `rank` of a group of `world`, on `device`: its communicator, its stage and its
+    engine."""
 
     def __init__(self, rank: int, world: int, device: str) -> None:
         self.rank = rank
@@ -57,8 +58,8 @@ class Rank:
         self._engine: Engine | None = None
 
     def serve(self, request: WorkerRequest, session: Hashable) -> WorkerResponse:
-        """The response to a request; `session` is the one that helexa's own steps act on. ZrtError:
-        what the rank answers instead."""
+        """Return the response to a request; `session` is the one that helexa's own steps act on.
+        ZrtError: what the rank answers instead."""
         match request:
             case Init():
                 return self._init(request)
@@ -177,7 +178,7 @@ class Rank:
 
 
 def works_of(steps: list[RankStep], x: torch.Tensor, *, best: bool = False) -> list[Work]:
-    """The steps of a batch with their rows; `best`: as StepBatch."""
+    """Return the works of a batch's steps, each with its rows of `x`; `best`: as StepBatch."""
     works, start = [], 0
     for step in steps:
         rows = x[start : start + step.n]
@@ -187,7 +188,7 @@ def works_of(steps: list[RankStep], x: torch.Tensor, *, best: bool = False) -> l
 
 
 def step_response(result: TurnResult, forward_us: int) -> StepBatchOk:
-    """What a rank says of a turn; two ranks that say different things of the same turn hold
+    """Return what a rank says of a turn; two ranks that say different things of the same turn hold
     different KV."""
     faults = [outcome.fault.kind if outcome.fault is not None else "" for outcome in result.outcomes]
     return StepBatchOk([outcome.have for outcome in result.outcomes], faults, forward_us)

@@ -2,7 +2,7 @@
 
 Receives from its leader, and bare from any peer: the requests of messages/ranks.py; sends one
 response to each, in the order they came. The loop answers Ping, QueryVram and Shutdown, so that a
-rank is heard while it computes; all else is the executor's (compute/rank.py).
+rank is heard while it computes; all else is the executor's (rank.py).
 """
 
 import asyncio
@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 
 class TpRank(Actor):
-    """Rank `rank` of `world`; `device` is a torch device, `threads` what its products may use."""
+    """The actor of rank `rank` of `world`; `device` is a torch device, `threads` what its GEMMs may
+    use."""
 
     def __init__(self, name: str, *, rank: int, world: int, device: str, threads: int, listen: str) -> None:
         super().__init__(name, listen=listen)
@@ -78,7 +79,8 @@ class TpRank(Actor):
         self.reply_bare(bare, encode_rank(response))
 
     async def _serve(self, request: WorkerRequest, session: Hashable) -> WorkerResponse:
-        """Never raises: what goes wrong is an Error like any response."""
+        """Return the response to a request. Never raises: what goes wrong is a RankError like any
+        response."""
         match request:
             case Ping():
                 return Pong(self._rank.rank, self._rank.world, self._rank.device.index or 0)

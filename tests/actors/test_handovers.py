@@ -25,13 +25,13 @@ async def test_rows_of_a_message_that_nobody_wants_take_no_place(server: BlockSe
     """Be it the first that comes of that process."""
     executor, writer = ComputeExecutor("handovers"), Writer()
     try:
-        handovers = RowChannels(server, executor)
-        handovers.near = "this machine"
+        row_channels = RowChannels(server, executor)
+        row_channels.near = "this machine"
         for number in range(3 * PLACES):
             handed = writer.put([number])
             assert isinstance(handed, HandedOver)
-            handovers.dismiss(Header(1, "stage0", 5, handed=handed))
-        handovers.stop()
+            row_channels.dismiss(Header(1, "stage0", 5, handed=handed))
+        row_channels.stop()
     finally:
         executor.close()
         writer.end()

@@ -13,6 +13,7 @@ from support.layer_masters import offer_of, read
 from zrt.actors.block_server.layer_lending import offer as offer_module
 from zrt.actors.block_server.layer_lending.offer import Offer
 from zrt.actors.layer_worker import store as store_module
+from zrt.actors.layer_worker import store_files
 from zrt.actors.layer_worker.store import LayerStore
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.checkpoint import layer_manifest
@@ -25,7 +26,7 @@ def model(make_model: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (layer_manifest, offer_module, store_module):
+    for module in (layer_manifest, offer_module, store_module, store_files):
         monkeypatch.setattr(module, "PIECE_BYTES", 10_000)
 
 

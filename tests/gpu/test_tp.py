@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.clusters import local_cluster
+from support.groups import GroupBreaks
 from support.peers import until
 from torch import Tensor
 
@@ -131,7 +132,7 @@ async def group_on_gpus(folder: Path, assignment: Assignment) -> AsyncIterator[R
     actor, executor = Actor("leader"), ComputeExecutor("leader")
     await actor.start()
     record = GroupStats(2, os.getpid())
-    group = RankGroup(actor, executor, record, device="cuda:0", threads=1, lost=lambda _: None, stuck=executor.close)
+    group = RankGroup(actor, executor, record, device="cuda:0", threads=1, listener=GroupBreaks(executor))
     try:
         await group.form()
         await group.load(folder, assignment, lambda *_: None, lambda *_: None, lambda: False)
@@ -228,5 +229,5 @@ async def test_a_rank_that_is_lost_in_a_graph_costs_time_and_no_token(
             print(
                 f"{signal.Signals(fault).name} {count}: the answer was whole {time.monotonic() - started:.1f} s later"
             )
-            assert server.blocks.record is not None
-            assert server.blocks.record.rebuilds == count
+            assert server.blocks.group_stats is not None
+            assert server.blocks.group_stats.rebuilds == count

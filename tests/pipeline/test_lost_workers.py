@@ -20,7 +20,7 @@ from support.peers import until
 from support.results import tell
 from support.tiny_models import reference
 
-from zrt.actors.block_server.layer_lending import lending
+from zrt.actors.block_server.layer_lending import lending_plan
 from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.actor.member import Member
 from zrt.runtime.errors import ZrtError
@@ -47,7 +47,7 @@ def wanted(model: Path) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lending, "GRACE_S", 1.0)
+    monkeypatch.setattr(lending_plan, "GRACE_S", 1.0)
 
 
 @contextmanager

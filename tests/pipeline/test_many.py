@@ -5,15 +5,18 @@ import asyncio
 import math
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from support.broken import EMBEDDING, edit
 from support.clusters import Local, local_cluster
 
+from zrt.actors.block_server.step_owner import Turn
+from zrt.actors.block_server.turn_delivery import RoutedStep
 from zrt.actors.coordinator.sessions.generation import Generation
 from zrt.actors.coordinator.sessions.session import SessionState
+from zrt.runtime.compute.turn import Outcome
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Progress
 
@@ -73,13 +76,14 @@ async def test_chunks_of_one_prompt_run_on_both_stages_at_once(make_model: Calla
     async with local_cluster(make_model("llama"), TWO, limits_chunk=16) as cluster:
         first, second = (server.turns for server in cluster.servers)
         seen: list[int] = []
-        deliver = second._deliver
+        delivery = cluster.servers[1].routed._delivery
+        deliver = delivery.deliver
 
-        async def watch(turn: object) -> None:
+        async def watch(turn: Turn, ran: Sequence[tuple[RoutedStep, Outcome]]) -> None:
             seen.append(first.tally.turns - second.tally.turns)
-            await deliver(turn)  # type: ignore[arg-type]
+            await deliver(turn, ran)
 
-        second._deliver = watch  # type: ignore[method-assign]
+        delivery.deliver = watch  # type: ignore[method-assign]
         await cluster.greedy(prompt(200, 3), 2)
     assert max(seen) >= 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.clusters import Local, cluster_file, make_coordinator, until_ready
-from support.groups import alone, group_of, member, ranked, ranks_of, record_of
+from support.groups import GroupBreaks, alone, group_of, member, ranked, ranks_of, record_of
 from support.loads import load, undisturbed
 from support.peers import until
 
@@ -125,7 +125,7 @@ async def test_the_process_of_a_rank_grows_by_its_part(make_model: Callable[...,
     )
     actor, executor, record = Actor("leader"), ComputeExecutor("leader"), GroupStats(2, os.getpid())
     await actor.start()
-    group = RankGroup(actor, executor, record, device="cpu", threads=1, lost=lambda error: None, stuck=executor.close)
+    group = RankGroup(actor, executor, record, device="cpu", threads=1, listener=GroupBreaks(executor))
     try:
         await group.form()
         before = record.load().ranks[1].rss_bytes
@@ -255,15 +255,15 @@ async def test_whatever_is_not_refused_by_all_alike_breaks_the_group(
     errors: Sequence[ZrtError | None], known: bool, kind: str
 ) -> None:
     """Also a collective that broke off for all, when the news of a rank's death comes last."""
-    lost: list[ZrtError] = []
     executor, record = ComputeExecutor("leader"), GroupStats(len(errors), 1)
-    processes = RankProcesses(Actor("leader"), record, torch.device("cpu"), 1, lost.append)
-    operations = RankOperations("leader", executor, processes, record, on_broken=lost.append, stuck=executor.close)
+    breaks = GroupBreaks(executor)
+    processes = RankProcesses(Actor("leader"), record, torch.device("cpu"), 1, breaks.group_broken)
+    operations = RankOperations("leader", executor, processes, record, breaks)
     error = operations._combined("step", errors, known=known)
     executor.close()
     assert error.kind == kind
-    assert [str(one) for one in lost] == ([str(error)] if kind != "bad_request" else [])
-    assert operations.broken is (lost[0] if lost else None)
+    assert [str(one) for one in breaks.errors] == ([str(error)] if kind != "bad_request" else [])
+    assert operations.broken is (breaks.errors[0] if breaks.errors else None)
     for rank, said in enumerate(errors[1:], 1):
         assert said is None or f"rank {rank} {said.kind}: {said.message}" in error.message
 

@@ -1,13 +1,19 @@
 """Which waiting steps make a turn."""
 
+from dataclasses import dataclass
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zrt.actors.block_server.step_queue import OVERDUE, ROUND_S, StepQueue, Waiting
 
+OWNER: Any = object()
+"""The queue asks nothing of it."""
+
 
 def step(key: int, seq_pos: int, n: int, slot: int = 0, arrived: float = 0.0) -> Waiting:
-    return Waiting(key, seq_pos, n, list(range(seq_pos, seq_pos + n)), arrived, slot)
+    return Waiting(key, seq_pos, n, list(range(seq_pos, seq_pos + n)), arrived, slot, OWNER)
 
 
 def taken(queue: StepQueue, budget: int, now: float = 0.0) -> list[tuple[object, int, int]]:
@@ -159,3 +165,18 @@ def test_how_long_a_round_takes_is_learned() -> None:
     due = queue.due()
     assert due is not None
     assert abs(due - 100.0 - OVERDUE * 0.2) < 0.01
+
+
+def test_the_parts_of_a_cut_step_keep_their_owner_and_what_it_knows_of_them() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Noted(Waiting):
+        note: list[str]
+
+    queue, note = StepQueue(), ["one request"]
+    queue.add(Noted(1, 0, 10, list(range(10)), 0.0, 0, OWNER, note))
+    (head,), (tail,) = queue.take(6, 0.0), queue.take(6, 0.0)
+    for part, rows in ((head, list(range(6))), (tail, list(range(6, 10)))):
+        assert isinstance(part, Noted)
+        assert part.note is note
+        assert part.owner is OWNER
+        assert (part.rows, part.n) == (rows, len(rows))

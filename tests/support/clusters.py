@@ -2,16 +2,13 @@
 executors, on the test's own loop."""
 
 import asyncio
-import faulthandler
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from zrt.actors.block_server import block_server
 from zrt.actors.block_server.block_server import BlockServer
 from zrt.actors.coordinator.coordinator import Coordinator
 from zrt.actors.coordinator.sessions.requests import Requests
@@ -29,16 +26,6 @@ from zrt.runtime.models.checkpoint.formats.dense import FLOAT32
 from zrt.runtime.models.checkpoint.layout import block_bytes, ends_bytes
 
 READY_S = 60.0
-
-
-def _leave_loudly(status: int) -> NoReturn:
-    """A block server that gives its process up gives the tests up here: where all its threads are,
-    on the terminal, tells why."""
-    faulthandler.dump_traceback(sys.__stderr__)
-    leave(status)
-
-
-block_server.leave = _leave_loudly
 
 
 @dataclass

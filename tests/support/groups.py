@@ -21,7 +21,9 @@ from zrt.actors.block_server.block_server import BlockServer
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
 from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.actors.block_server.tensor_parallel.rank_processes import RankProcess
+from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.collectives.communicator import WAIT_S
+from zrt.runtime.errors import ZrtError
 
 SPLIT = {
     "hidden_size": 96,
@@ -55,6 +57,20 @@ async def alone(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:
         return await cluster.greedy(prompt, tokens)
 
 
+class GroupBreaks:
+    """A group's listener that keeps the errors that broke it."""
+
+    def __init__(self, executor: ComputeExecutor) -> None:
+        self.errors: list[ZrtError] = []
+        self._executor = executor
+
+    def group_broken(self, error: ZrtError) -> None:
+        self.errors.append(error)
+
+    def group_stuck(self) -> None:
+        self._executor.close()
+
+
 def group_of(cluster: Local, stage: int = 0) -> RankGroup:
     group = cluster.servers[stage].blocks.group
     assert group is not None
@@ -62,7 +78,7 @@ def group_of(cluster: Local, stage: int = 0) -> RankGroup:
 
 
 def record_of(cluster: Local, stage: int = 0) -> GroupStats:
-    record = cluster.servers[stage].blocks.record
+    record = cluster.servers[stage].blocks.group_stats
     assert record is not None
     return record
 

@@ -1,5 +1,5 @@
-"""A worker gets its layers: what model they are of, which, the bytes it lacks, and its word that
-they are loaded."""
+"""The set-up of a worker's layers: what model they are of, which, the bytes it lacks, and its word
+that they are loaded."""
 
 import asyncio
 import time
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from zrt.actors.block_server.layer_lending.lending_plan import BlockBytes
 from zrt.actors.block_server.layer_lending.lent_worker import CHUNK_S, HELLO_S, LOAD_S, LentWorker
 from zrt.actors.block_server.layer_lending.offer import CHUNK_BYTES, LayerFile, Offer
 from zrt.runtime.cluster.layer_sharing import ranges
@@ -38,7 +39,7 @@ from zrt.runtime.models.checkpoint.layout import block_bytes
 
 @dataclass(frozen=True, slots=True)
 class LentModel:
-    """What an assignment is of, as its master reads it. Made in a thread: headers are read."""
+    """The model of an assignment, as the master of its workers reads it."""
 
     assignment: Assignment
     config_json: str
@@ -47,7 +48,8 @@ class LentModel:
 
     @classmethod
     def open(cls, folder: Path, assignment: Assignment) -> "LentModel":
-        """ZrtError bad_model, unsupported."""
+        """Read the model's config, and its weights' headers: not for an event loop. ZrtError
+        bad_model, unsupported."""
         spec = read_spec(folder)
         source: Source = RandomCheckpoint(spec)
         if assignment.weights == "files":
@@ -55,22 +57,18 @@ class LentModel:
         return cls(assignment, (folder / "config.json").read_text(), spec, source)
 
     def kv_bytes(self, blocks: int) -> int:
-        """The share of so many blocks in the stage's KV memory."""
+        """Return the share of so many blocks in the stage's KV memory."""
         return self.assignment.kv_bytes * blocks // (self.assignment.last - self.assignment.first + 1)
 
     @property
-    def block_bytes(self) -> int:
-        """What one block takes of its holder's memory, with its KV."""
-        return block_bytes(self.spec, format_of(self.assignment.dtype)) + self.kv_bytes(1)
-
-    @property
-    def turn_bytes(self) -> int:
-        """What a turn takes besides, however many blocks are held."""
+    def block_bytes(self) -> BlockBytes:
+        """The bytes that blocks take of their holder's memory."""
         given = self.assignment
-        return turn_bytes(self.spec, given.dtype, given.chunk, given.sessions)
+        block = block_bytes(self.spec, given.dtype) + self.kv_bytes(1)
+        return BlockBytes(block, turn_bytes(self.spec, given.dtype, given.chunk, given.sessions))
 
     def prepare(self, blocks: int) -> PrepareLayers:
-        """What says to a worker of which model so many of its layers are."""
+        """Return the message that tells a worker of which model so many of its layers are."""
         given = self.assignment
         return PrepareLayers(
             self.config_json,
@@ -82,7 +80,8 @@ class LentModel:
         )
 
     def offer(self, layers: Sequence[int]) -> Offer | None:
-        """These layers' files; None where weights are drawn. Reads them all, for their hashes."""
+        """Return these layers' files; None where weights are drawn. Reads them all, for their
+        hashes."""
         if not isinstance(self.source, CheckpointIndex):
             return None
         files = [LayerFile.of(self.source, self.spec, layer) for layer in layers]
@@ -90,8 +89,8 @@ class LentModel:
 
 
 async def set_up(worker: LentWorker, model: LentModel, layers: Sequence[int], changed: Callable[[], None]) -> None:
-    """Until the worker has loaded `layers`; `changed` is called as its `load` changes. ZrtError:
-    the worker's, worker_failed."""
+    """Give a worker `layers`, until it has loaded them; `changed` is called as its `load` changes.
+    ZrtError: the worker's, worker_failed."""
     load = worker.load
     load.state, load.layers = "asked", ranges(layers)
     load.push_bytes = load.push_bytes_s = 0
@@ -129,8 +128,8 @@ UNACKNOWLEDGED: Final = 4
 
 
 async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], None]) -> None:
-    """Send what the worker does not hold yet; `report(bytes held, bytes sent)` at first and as it
-    gets on. ZrtError: the worker's, worker_failed.
+    """Send what the worker does not hold yet; call `report(bytes held, bytes sent)` at first and
+    with every chunk. ZrtError: the worker's, worker_failed.
 
     What is on its way lies in UNACKNOWLEDGED buffers, each read into again once the worker has
     answered what it held.
@@ -175,8 +174,8 @@ async def push(worker: LentWorker, offer: Offer, report: Callable[[int, int], No
 
 
 def _raise_first(sends: list[asyncio.Task[None]]) -> None:
-    """Forget the sends that are over; raise what the first that failed did: the others may have
-    failed since it had."""
+    """Forget the sends that are over; raise the error of the first that failed: the others may have
+    failed because of it."""
     for task in [task for task in sends if task.done()]:
         sends.remove(task)
         task.result()

@@ -17,26 +17,27 @@ from zrt.runtime.messages.layers import Tensor as WireTensor
 
 
 class Numbers:
-    """What the workers of one master call its sessions."""
+    """The numbers by which the workers of one master know its sessions."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._last = 0
 
     def of(self, key: Hashable) -> int:
+        """Return a session's number, a new one where it has none."""
         if key not in self._numbers:
             self._last += 1
             self._numbers[key] = self._last
         return self._numbers[key]
 
     def pop(self, key: Hashable) -> int | None:
-        """The number of a session that ends, if it had one."""
+        """Forget the number of a session that ends, and return it, if there was one."""
         return self._numbers.pop(key, None)
 
 
 class LentRun:
-    """Blocks first..last of `worker`'s. ZrtError worker_failed where it is gone, or says what it
-    should not: its KV is lost then."""
+    """A run of blocks, first..last, that `worker` holds. ZrtError worker_failed where the worker is
+    gone, or says what it should not: its KV is lost then."""
 
     def __init__(self, worker: LentWorker, blocks: Blocks, numbers: Numbers) -> None:
         self.worker = worker
@@ -46,7 +47,8 @@ class LentRun:
         self._layers = [(layer_name(layer), layer) for layer in range(blocks[0], blocks[1] + 1)]
 
     async def turn(self, works: Sequence[Work]) -> TurnResult:
-        """One hop; two where a step cannot run, which the worker finds before it runs any."""
+        """Run a turn in one hop; in two where a step cannot run, which the worker finds before it
+        runs any."""
         answer = await self._send(works)
         faulty: dict[int, Outcome] = {}
         left = list(range(len(works)))
@@ -69,8 +71,8 @@ class LentRun:
         return TurnResult(outcomes, answer)
 
     async def _send(self, works: Sequence[Work]) -> Tensor | StepFaults:
-        """One hop: hidden states [Σn, hidden], or which steps cannot run (some, so each answer of
-        that kind leaves fewer)."""
+        """Make one hop; return hidden states [Σn, hidden], or which steps cannot run (at least one,
+        so each answer of that kind leaves fewer)."""
         for work in works:
             if work.opens and work.seq_pos == 0:  # a session that nobody opened
                 await self.worker.ask(OpenLayers(self._numbers.of(work.key), work.opens), LayersOpened, STEP_S)
@@ -99,5 +101,5 @@ class LentRun:
 
 
 def _computed_us(header: Header) -> int:
-    """What a worker says its layers took."""
+    """Return the microseconds that a worker says its layers took."""
     return sum(time.compute for step in header.steps for time in step.times)

@@ -30,8 +30,8 @@ _Answer = TypeVar("_Answer", bound=LayerMessage)
 
 
 class LentWorker:
-    """One incarnation of a worker, asked by `actor`. `load` is what is known of it, `has` what it
-    said when it was looked at."""
+    """One incarnation of a worker, asked by `actor`. `load` is what is known of the worker, `has`
+    what it said when it was looked at."""
 
     def __init__(self, actor: Actor, address: Address) -> None:
         self.actor = actor
@@ -51,8 +51,8 @@ class LentWorker:
         return self._load
 
     async def look(self, prepare: PrepareLayers) -> None:
-        """Find out how far it is, and what it has for layers of this model. ZrtError: the worker's;
-        worker_failed: of another version, too."""
+        """Find out how far away the worker is, and what it has for layers of this model. ZrtError:
+        the worker's; worker_failed, also for another version than this process's."""
         started = time.perf_counter()
         info = await self.ask(Hello(), WorkerInfo, HELLO_S)
         self._load.latency_us = int((time.perf_counter() - started) * 1e6)
@@ -64,7 +64,8 @@ class LentWorker:
         self._load.free_mb, self._load.total_mb = self.has.free_bytes >> 20, self.has.total_bytes >> 20
 
     async def ask(self, message: LayerTraffic, answer: type[_Answer], timeout: float) -> _Answer:
-        """ZrtError: the worker's own; worker_failed: another answer than this, or none."""
+        """Return the worker's answer to a message. ZrtError: the worker's own; worker_failed: an
+        answer of another type, or none."""
         try:
             body = (await self.actor.ask(self.address, message, timeout=timeout)).body
         except ZrtError as error:
@@ -78,6 +79,7 @@ class LentWorker:
         return body
 
     def failure(self, why: str) -> ZrtError:
+        """Return the error of a worker that failed."""
         return ZrtError("worker_failed", f"{self.name}: {why}", self.name)
 
 
@@ -86,8 +88,8 @@ RECENT: Final = 512
 
 
 class HopTimes:
-    """Of one worker; microseconds. Medians are those of the last RECENT hops, 0 before the
-    first."""
+    """The times of one worker's hops, in microseconds. Medians are those of the last RECENT hops, 0
+    before the first."""
 
     def __init__(self) -> None:
         self.count = 0

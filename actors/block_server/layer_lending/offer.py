@@ -1,5 +1,5 @@
-"""What a master offers of a model's layers: files that are put together as they are read, and their
-manifest (layer_manifest.py)."""
+"""The offer of a model's layers by a master: files that are put together as they are read, and
+their manifest (layer_manifest.py)."""
 
 import hashlib
 import os
@@ -39,13 +39,13 @@ class LayerFile:
     tensors: tuple[TensorEntry, ...]
 
     @classmethod
-    def of(cls, inventory: CheckpointIndex, spec: ModelSpec, layer: int) -> "LayerFile":
-        """ZrtError bad_model unless all tensors of the layer are there."""
+    def of(cls, index: CheckpointIndex, spec: ModelSpec, layer: int) -> "LayerFile":
+        """Return a layer's file. ZrtError bad_model unless all tensors of the layer are there."""
         entries: dict[str, TensorEntry] = {}
         for part, shape in block_shapes(spec).items():
             name = block_name(layer, part)
-            inventory.check(name, shape)
-            entries[name] = inventory.entry(name)
+            index.check(name, shape)
+            entries[name] = index.entry(name)
         table, end = {}, 0
         for name, entry in entries.items():
             table[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [end, end + entry.nbytes]}
@@ -72,19 +72,19 @@ class LayerFile:
             begin += entry.nbytes
 
     def pieces(self) -> list[tuple[int, int]]:
-        """Offset and size of each."""
+        """Return the offset and size of each piece."""
         return [(at, min(PIECE_BYTES, self.size - at)) for at in range(0, self.size, PIECE_BYTES)]
 
     def chunks(self, held: int) -> Iterator[tuple[int, int]]:
-        """Offset and size of each that follows `held` bytes; none goes beyond the end of a
-        piece."""
+        """Yield the offset and size of each chunk that follows `held` bytes; none goes beyond the
+        end of a piece."""
         while held < self.size:
             size = min(CHUNK_BYTES, PIECE_BYTES - held % PIECE_BYTES, self.size - held)
             yield held, size
             held += size
 
     def hashed(self, offset: int, size: int) -> str:
-        """The SHA-256 in hex of a piece."""
+        """Return the SHA-256 of a piece, in hex."""
         found, buffer = hashlib.sha256(), memoryview(bytearray(min(READ_BYTES, size)))
         for at in range(offset, offset + size, READ_BYTES):
             part = buffer[: offset + size - at]
@@ -94,8 +94,8 @@ class LayerFile:
 
 
 class Offer:
-    """Layers of a model, ready to be pushed. Nothing of them is kept in memory. Blocks while it
-    hashes them."""
+    """Layers of a model, ready to be pushed. None of their bytes are kept in memory. Making an
+    offer blocks while it hashes them."""
 
     def __init__(self, files: Sequence[LayerFile], config_json: str) -> None:
         self.files = list(files)

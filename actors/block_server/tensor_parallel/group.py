@@ -4,7 +4,7 @@ backend, ended.
 A group that has lost step is broken: a rank died, was silent, did not answer in time, or said
 something else than the leader. All its ranks are killed and its communicator is aborted, which ends
 the operation that others wait in, and a new group takes its place. If the leader's own executor
-does not come back even so, `stuck` is called: only the end of this process helps then.
+does not come back even so, the group is stuck: only the end of this process helps then.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import torch
 
 from zrt.actors.block_server.backend import load_assigned
 from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
-from zrt.actors.block_server.tensor_parallel.operations import ABORT_S, RankOperations
+from zrt.actors.block_server.tensor_parallel.operations import ABORT_S, GroupListener, RankOperations
 from zrt.actors.block_server.tensor_parallel.rank_processes import RankProcesses
 from zrt.actors.tp_rank.rank import step_response
 from zrt.runtime.actor.actor import Actor
@@ -59,36 +59,32 @@ STEP_S: Final = 120.0
 
 
 class RankGroup:
-    """Made by `form` and `load`; after `broken` is set, or `end`, a new one is needed. `record`
-    outlives it.
+    """A group of ranks at work. Made by `form` and `load`; after `broken` is set, or `end`, a new
+    one is needed. `stats` outlives the group.
 
-    `lost(error)` is called once, when the group breaks of itself; `stuck()` as the module says.
+    The `listener` hears once when the group breaks by itself, and when it is stuck.
     """
 
     def __init__(
         self,
         actor: Actor,
         executor: ComputeExecutor,
-        record: GroupStats,
+        stats: GroupStats,
         *,
         device: str,
         threads: int,
-        lost: Callable[[ZrtError], None],
-        stuck: Callable[[], None],
+        listener: GroupListener,
     ) -> None:
-        self.record = record
+        self.stats = stats
         self.doing = "start"
         """What the ranks do, or did not come to do, while the group is formed."""
         self._name = actor.name
         self._device = torch.device("cuda", 0) if device == "cuda" else torch.device(device)
         self._executor = executor
-        self._stuck = stuck
+        self._listener = listener
         self._threads = threads
-        self._lost = lost
-        self.processes = RankProcesses(actor, record, self._device, threads, failed=self._fail)
-        self.operations = RankOperations(
-            actor.name, executor, self.processes, record, on_broken=self._on_broken, stuck=stuck
-        )
+        self.processes = RankProcesses(actor, stats, self._device, threads, failed=self._fail)
+        self.operations = RankOperations(actor.name, executor, self.processes, stats, self)
         self._communicator: Communicator | None = None
         self._rendezvous: Rendezvous | None = None
         self._abort: threading.Thread | None = None
@@ -114,13 +110,13 @@ class RankGroup:
     # ---- life ------------------------------------------------------------------------------------
 
     async def form(self) -> None:
-        """Start the ranks, see who they are, join them, and check that they can sum. ZrtError: what
-        keeps them from it."""
-        self.record.begin()
+        """Start the ranks, see who they are, join them, and check that they can sum. ZrtError: why
+        they cannot."""
+        self.stats.begin()
         self._check_devices()
         await self.processes.start()
         self.doing = "join each other"
-        self.record.all_are("joining")
+        self.stats.all_are("joining")
         rendezvous = self._rendezvous = await asyncio.to_thread(Rendezvous, self._device)
 
         def joined() -> Communicator:
@@ -139,7 +135,7 @@ class RankGroup:
             raise ZrtError(
                 "nccl_init_failed", f"the sum of 1 over {self.world} ranks is {sums} on ranks 0 to {self.world - 1}"
             )
-        self.record.formed(rendezvous.comm_id)
+        self.stats.formed(rendezvous.comm_id)
 
     def _check_devices(self) -> None:
         first, there = self._device.index or 0, torch.cuda.device_count()
@@ -155,8 +151,8 @@ class RankGroup:
         captured: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        """Read every rank's part. ZrtError as load_engine."""
-        self.record.all_are("loading")
+        """Read every rank's part of the weights. ZrtError: as load_engine."""
+        self.stats.all_are("loading")
         spec = read_spec(folder)
         check_split(spec, self.world)
         random = assignment.weights == "random"
@@ -187,11 +183,11 @@ class RankGroup:
 
         request = LoadDenseShard(assignment.model, text, files)
         self._engine, _ = await self.operations.together(request, own, LoadDenseShardOk, LOAD_S, spread=LOAD_S)
-        self.record.all_are("ready")
+        self.stats.all_are("ready")
 
     async def end(self) -> None:
-        """Let go of everything: unload, shut the ranks down, reap them. What does not end in time
-        is killed."""
+        """Let go of everything: unload, shut the ranks down, reap them. Ranks that do not end in
+        time are killed."""
         self._ending = True
         await self.processes.end(asked=self.broken is None)
         self._fail(ZrtError("cancelled", "the group of ranks was ended", self._name))  # whoever still waits for it
@@ -199,25 +195,25 @@ class RankGroup:
         await self._let_go()
 
     async def _let_go(self) -> None:
-        """The leader's own part ends: its graphs first, since no communicator ends before them."""
+        """End the leader's own part: its graphs first, since no communicator ends before them."""
         if self._engine is not None:
             try:
                 async with asyncio.timeout(ABORT_S):
                     await self._executor.run(self._engine.end)
             except TimeoutError:
-                self._stuck()
+                self.group_stuck()
         self._engine = None
         self._rendezvous = self._communicator = None
         if self._abort is not None:
             await asyncio.to_thread(self._abort.join, ABORT_S)
             if self._abort.is_alive():
-                self._stuck()
+                self.group_stuck()
 
     def _fail(self, error: ZrtError) -> None:
         self.operations.fail(error)
 
-    def _on_broken(self, error: ZrtError) -> None:
-        """End whatever the ranks are in."""
+    def group_broken(self, error: ZrtError) -> None:
+        """End whatever the ranks wait in, and tell the listener unless the group is being ended."""
         self.processes.kill()
         if self._rendezvous is not None:
             self._rendezvous.close()
@@ -225,15 +221,19 @@ class RankGroup:
         if communicator is not None:  # it may wait for the operation it ends
             self._abort = threading.Thread(target=communicator.abort, name="abort", daemon=True)
             self._abort.start()
-        self.record.ended(None if self._ending else error)
+        self.stats.ended(None if self._ending else error)
         if not self._ending:
-            log.warning("%s: the group of %d ranks is broken: %s", self._name, self.world, error)
-            self._lost(error)
+            log.warning("%s: the tensor-parallel group of %d ranks failed: %s", self._name, self.world, error)
+            self._listener.group_broken(error)
+
+    def group_stuck(self) -> None:
+        """Tell the listener that the executor does not come back."""
+        self._listener.group_stuck()
 
     # ---- the backend -----------------------------------------------------------------------------
 
     async def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
-        """As Engine.open, on every rank."""
+        """Open a session on every rank, as Engine.open."""
         request = OpenSession(self._numbered(key), length, prompt, list(names))
         have, replies = await self.operations.together(
             request, lambda: self.engine.open(key, length, names, prompt), SessionOpened, STEP_S
@@ -242,7 +242,7 @@ class RankGroup:
         return have
 
     async def close(self, key: Hashable, names: Sequence[int] | None) -> None:
-        """As Engine.close, on every rank."""
+        """Close a session on every rank, as Engine.close."""
         number = self._numbers.pop(key, None)
         if number is None or self.broken is not None or self._ending:
             return
@@ -254,7 +254,7 @@ class RankGroup:
                 raise
 
     async def turn(self, works: Sequence[Work], threads: int) -> TurnResult:
-        """As Engine.turn, on every rank; each uses the threads it was started with."""
+        """Run a turn on every rank, as Engine.turn; each uses the threads it was started with."""
         steps = [
             RankStep(
                 self._numbered(work.key), work.seq_pos, work.n, work.sampler is not None or work.logits, work.opens
@@ -275,7 +275,7 @@ class RankGroup:
         return result
 
     def _numbered(self, key: Hashable) -> int:
-        """What the ranks call a session."""
+        """Return the number by which the ranks know a session."""
         if key not in self._numbers:
             self._number += 1
             self._numbers[key] = self._number
@@ -283,11 +283,11 @@ class RankGroup:
 
 
 def _files(folder: Path, assignment: Assignment) -> list[str]:
-    """The files that hold the stage's tensors."""
+    """Return the paths of the files that hold the stage's tensors."""
     source, spec = open_checkpoint(folder).matched(read_spec(folder))
     names = shard_shapes(spec, assignment.first, assignment.last)
     return sorted({str(source.entry(name).file) for name in names})
 
 
 def _nothing() -> None:
-    """The leader's part of what only the ranks need to be told."""
+    """Do the leader's part, which is none, of what only the ranks need to be told."""

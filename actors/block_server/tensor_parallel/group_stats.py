@@ -1,5 +1,5 @@
-"""What a leader tells of its ranks: their states, their part in the last steps, what went wrong;
-over all groups of one assignment."""
+"""The figures that a leader tells of its ranks: their states, their part in the last steps, what
+went wrong; over all groups of one assignment."""
 
 import time
 from collections import deque
@@ -11,14 +11,14 @@ from zrt.runtime.host_memory import resident_memory
 from zrt.runtime.messages.stats import GroupLoad, GroupStep, RankLoad, RankState
 
 KEPT: Final = 32
-"""Steps that are told of."""
+"""How many steps are kept."""
 SHOWN: Final = 16
-"""Hex digits of a communicator's id."""
+"""How many hex digits of a communicator's id are told."""
 
 
 class GroupStats:
-    """Kept by the block server, written by the group it leads at the time. `pid` is the leader's
-    process."""
+    """The figures of a group, kept by the block server and written by the group that it leads at
+    the time. `pid` is the leader's process."""
 
     def __init__(self, world: int, pid: int) -> None:
         self.ranks = [RankLoad(rank) for rank in range(world)]
@@ -35,7 +35,7 @@ class GroupStats:
         self._recent: deque[tuple[float, GroupStep]] = deque(maxlen=KEPT)
 
     def begin(self) -> None:
-        """A group is formed anew."""
+        """Start over: a group is formed anew."""
         self.state, self._comm_id, self._formed = "forming", "", 0.0
         self._failed.clear()
         for load in self.ranks:
@@ -45,15 +45,15 @@ class GroupStats:
         self._comm_id, self._formed = comm_id[:SHOWN], time.monotonic()
 
     def all_are(self, state: RankState) -> None:
-        """What all ranks do from now on, and so the group."""
+        """Set what all ranks do from now on, and so the group."""
         if state in ("loading", "ready"):
             self.state = state
         for load in self.ranks:
             load.state = state
 
     def ended(self, fault: ZrtError | None) -> None:
-        """The group broke for this reason, or was ended (None). Its ranks are no more; the leader
-        is."""
+        """Record that the group broke for this reason, or was ended (None). Its ranks are gone; the
+        leader is not."""
         self.state = "ended" if fault is None else "broken"
         if fault is not None:
             self._fault = str(fault)
@@ -62,7 +62,7 @@ class GroupStats:
         self.ranks[0].state = "starting"
 
     def blame(self, rank: int, error: ZrtError) -> None:
-        """A rank that fails does so once a group, in however many ways that shows."""
+        """Count a rank's failure: once a group, in however many ways it shows."""
         load = self.ranks[rank]
         load.errors += rank not in self._failed
         load.error = str(error)
@@ -80,8 +80,8 @@ class GroupStats:
         drain_us: Sequence[int],
         errors: Sequence[ZrtError | None],
     ) -> None:
-        """An operation is over. Of those that went well only steps, which have sessions, are told
-        of."""
+        """Record an operation that is over. Of those that went well only steps, which have
+        sessions, are kept."""
         for rank, error in enumerate(errors):
             if error is not None and rank not in self._failed:  # else better is known: how its process ended
                 self.blame(rank, error)
@@ -101,7 +101,7 @@ class GroupStats:
         self._recent.append((time.monotonic(), step))
 
     def load(self) -> GroupLoad:
-        """As things are now."""
+        """Return the figures as they are now."""
         now = time.monotonic()
         for load in self.ranks:
             load.rss_bytes = resident_memory(load.pid) if load.pid else 0

@@ -1,5 +1,5 @@
-"""What the ranks of a group do together: an operation is sent to all of them, the leader does its
-part, and every reply is read.
+"""The operations of a group of ranks: each is sent to all of them, the leader does its part, and
+every reply is read.
 
 Every reply is read whatever happened: also when a send failed, a rank answered an error, or whoever
 asked has gone. One operation at a time, so that all ranks do the same in the same order.
@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from traceback import format_exception
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
 from zrt.actors.block_server.tensor_parallel.rank_processes import RankProcess, RankProcesses, Response
@@ -32,11 +32,21 @@ ABORT_S: Final = 6.0
 _T = TypeVar("_T")
 
 
-class RankOperations:
-    """Of the group whose leader is the actor `name`, with its part in `executor`.
+class GroupListener(Protocol):
+    """Whoever is told how a group of ranks fares."""
 
-    `fail` breaks the group; `on_broken(error)` is called when it does, once, and has to end what
-    the ranks wait in. If the leader's own executor does not come back even so, `stuck` is called.
+    def group_broken(self, error: ZrtError) -> None:
+        """Hear, once, that the group has lost step."""
+
+    def group_stuck(self) -> None:
+        """Hear that the leader's own executor does not come back from a broken group: only the end
+        of the process helps."""
+
+
+class RankOperations:
+    """The operations of the group whose leader is the actor `name`, with its part in `executor`.
+
+    `fail` breaks the group: then the `listener` has to end what the ranks wait in.
     """
 
     def __init__(
@@ -44,27 +54,24 @@ class RankOperations:
         name: str,
         executor: ComputeExecutor,
         processes: RankProcesses,
-        record: GroupStats,
-        *,
-        on_broken: Callable[[ZrtError], None],
-        stuck: Callable[[], None],
+        stats: GroupStats,
+        listener: GroupListener,
     ) -> None:
         self.broken: ZrtError | None = None
         self._name = name
         self._executor = executor
         self._processes = processes
-        self._record = record
-        self._on_broken = on_broken
-        self._stuck = stuck
-        self._turns = asyncio.Lock()
+        self._stats = stats
+        self._listener = listener
+        self._one_at_a_time = asyncio.Lock()
         self._break = asyncio.Event()
 
     def fail(self, error: ZrtError) -> None:
-        """The group has lost step, and nothing more can be done together."""
+        """Break the group: it has lost step, and can do nothing more together."""
         if self.broken is None:
             self.broken = error.anew()
             self._break.set()
-            self._on_broken(self.broken)
+            self._listener.group_broken(self.broken)
 
     async def together(
         self,
@@ -74,7 +81,7 @@ class RankOperations:
         timeout: float,
         spread: float = SPREAD_S,
     ) -> tuple[_T, list[Response]]:
-        """The leader's result and every rank's reply, in order of ranks. What was begun is
+        """Return the leader's result and every rank's reply, in order of ranks. What was begun is
         finished, also when the caller is cancelled.
 
         A rank has `timeout` seconds to answer, and `spread` from when the first part of the
@@ -88,26 +95,26 @@ class RankOperations:
             del task  # its error, and so this call, would know itself
 
     async def over(self) -> None:
-        """Wait until the operation that runs is over. After `fail` that is soon, or `stuck` is
-        called."""
-        async with self._turns:
+        """Wait until the operation that runs is over. After `fail` that is soon, or the group is
+        stuck."""
+        async with self._one_at_a_time:
             pass
 
     def agree(self, own: RankMessage, replies: Sequence[RankMessage]) -> None:
-        """ZrtError rank_failed, and the group is broken, unless all ranks said the same as the
+        """Break the group, with ZrtError rank_failed, unless all ranks said the same as the
         leader."""
         for member, reply in zip(self._processes.members, replies, strict=True):
             if reply != own:
                 text = f"{member.child.name} is out of step: it says {reply}, the leader {own}"
                 error = ZrtError("rank_failed", text, self._name)
-                self._record.blame(member.rank, error)
+                self._stats.blame(member.rank, error)
                 self.fail(error)
                 raise error
 
     async def _operation(
         self, request: WorkerRequest, own: Callable[[], _T], reply: type[Response], timeout: float, spread: float
     ) -> tuple[_T, list[Response]]:
-        async with self._turns:
+        async with self._one_at_a_time:
             if self.broken is not None:
                 raise self.broken.anew()
             clock = _OperationTimes(self._processes.world)
@@ -127,7 +134,7 @@ class RankOperations:
                 if errors[rank] is None and isinstance(answer := part.result(), StepBatchOk):
                     clock.forward_us[rank] = answer.forward_us
             steps = request.steps if isinstance(request, StepBatch) else []
-            self._record.ran(
+            self._stats.ran(
                 op,
                 sessions=len(steps),
                 rows=sum(step.n for step in steps),
@@ -164,14 +171,14 @@ class RankOperations:
             await asyncio.wait(pending, timeout=ABORT_S)
         if not parts[0].done():
             log.error("%s: the executor does not come back from a broken group", self._name)
-            self._stuck()
+            self._listener.group_stuck()
         for part in parts:
             part.cancel()
         await asyncio.wait(parts)
 
     def _released(self, op: str, leader: "asyncio.Future[Any]") -> bool:
-        """Whether the leader's part raised a ZrtError. What it raised holds on to nothing: a
-        traceback would keep the engine, with its memory."""
+        """Return whether the leader's part raised a ZrtError. Free it of its traceback, which
+        would keep the engine, with its memory."""
         error = None if leader.cancelled() else leader.exception()
         if error is None:
             return False
@@ -182,12 +189,11 @@ class RankOperations:
         return known
 
     def _combined(self, op: str, errors: Sequence[ZrtError | None], *, known: bool) -> ZrtError:
-        """One error of those of all ranks, the leader's (`known`: it was a ZrtError) first. Unless
-        all refused alike, the group is broken.
+        """Return one error for those of all ranks, the leader's (`known`: it was a ZrtError) first.
+        Unless all refused alike, break the group.
 
-        Refused by all of them alike, it was the input's fault. Anything else, a collective that
-        broke off for one or for all, left them out of step: the news that a rank has died may come
-        last.
+        What all of them refuse alike is the input's fault. Anything else, a collective that broke
+        off for one or for all, left them out of step: the news that a rank has died may come last.
         """
         own, *others = errors
         faults = [f"rank {rank} {error.kind}: {error.message}" for rank, error in enumerate(others, 1) if error]
@@ -207,7 +213,7 @@ class RankOperations:
 
 
 class _OperationTimes:
-    """What one operation took, microseconds: a rank each, the leader's first."""
+    """The times that one operation took, microseconds: one per rank, the leader's first."""
 
     def __init__(self, world: int) -> None:
         self.fan_out_us = 0
@@ -221,7 +227,7 @@ class _OperationTimes:
         self.fan_out_us = (self._sent - self._started) // 1000
 
     def forward(self, own: Callable[[], _T]) -> _T:
-        """The leader's part, in the executor."""
+        """Do the leader's part, in the executor."""
         started = time.perf_counter_ns()
         try:
             return own()
@@ -246,5 +252,5 @@ def _error(part: "asyncio.Future[Any]") -> ZrtError | None:
 
 
 def _kind(errors: Sequence[ZrtError | None]) -> Kind:
-    """Of a broken group: that it had no memory for what it was given is worth knowing."""
+    """Return the kind of a broken group's error: that there was no memory is worth knowing."""
     return next((error.kind for error in errors if error is not None and error.kind in MEMORY), "rank_failed")

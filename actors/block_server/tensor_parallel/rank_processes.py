@@ -49,7 +49,7 @@ Response = TypeVar("Response", bound=RankMessage)
 
 
 class RankProcess:
-    """Rank `rank`, a process of ours."""
+    """Rank `rank` as its leader has it: a child process."""
 
     def __init__(self, rank: int, child: Child, load: RankLoad) -> None:
         self.rank = rank
@@ -59,15 +59,15 @@ class RankProcess:
 
 
 class RankProcesses:
-    """Ranks 1 to `world` - 1 of a group, children of this process; `failed(error)` hears of each
-    that dies or is silent."""
+    """The processes of a group's ranks 1 to `world` - 1, children of this one; `failed(error)`
+    hears of each that dies or is silent."""
 
     def __init__(
-        self, actor: Actor, record: GroupStats, device: torch.device, threads: int, failed: Callable[[ZrtError], None]
+        self, actor: Actor, stats: GroupStats, device: torch.device, threads: int, failed: Callable[[ZrtError], None]
     ) -> None:
         self.members: list[RankProcess] = []
         self._actor = actor
-        self._record = record
+        self._stats = stats
         self._device = device
         self._threads = threads
         self._failed = failed
@@ -77,13 +77,12 @@ class RankProcesses:
 
     @property
     def world(self) -> int:
-        return len(self._record.ranks)
+        return len(self._stats.ranks)
 
     async def start(self) -> None:
-        """Start them all, and see that each is who it should be. ZrtError: what keeps one from
-        it."""
+        """Start all ranks, and see that each is who it should be. ZrtError: why one is not."""
         for rank in range(1, self.world):
-            self.members.append(RankProcess(rank, self._spawn(rank), self._record.ranks[rank]))
+            self.members.append(RankProcess(rank, self._spawn(rank), self._stats.ranks[rank]))
         for member in self.members:
             member.load.pid = member.child.pid
             ready = await member.child.ready()
@@ -98,7 +97,8 @@ class RankProcesses:
         self._watches.append(self._actor.spawn(self._measure(), "memory of ranks"))
 
     async def ask(self, member: RankProcess, request: WorkerRequest, reply: type[Response], timeout: float) -> Response:
-        """ZrtError: the rank's own; rank_failed: another reply than this, or none."""
+        """Return a rank's reply to a request. ZrtError: the rank's own; rank_failed: another reply
+        than this, or none."""
         try:
             answer = (await self._actor.ask(member.address, request, timeout=timeout)).body
         except ZrtError as error:
@@ -110,8 +110,8 @@ class RankProcesses:
         return answer
 
     async def end(self, *, asked: bool) -> None:
-        """Reap them all, in good order if they are `asked` to unload and shut down first. What does
-        not end in time is killed."""
+        """Reap all ranks, in good order if they are `asked` to unload and shut down first. Those
+        that do not end in time are killed."""
         self._ending = True
         for watch in self._watches:
             watch.cancel()
@@ -126,7 +126,7 @@ class RankProcesses:
             self._actor.forget(member.address)
 
     def kill(self) -> None:
-        """SIGKILL all of them; nobody is told."""
+        """SIGKILL all ranks; `failed` does not hear of it."""
         self._supervisor.kill()
 
     def _spawn(self, rank: int) -> Child:
@@ -153,12 +153,12 @@ class RankProcesses:
 
     def _lost(self, member: RankProcess, text: str) -> None:
         error = ZrtError("rank_failed", text, self._actor.name)
-        self._record.blame(member.rank, error)
+        self._stats.blame(member.rank, error)
         self._failed(error)
 
     async def _measure(self) -> None:
         """Ask for the memory of all devices now and then."""
-        own = self._record.ranks[0]
+        own = self._stats.ranks[0]
         while True:
             free, total = await asyncio.to_thread(device_memory, self._device)  # a driver may hold it up
             own.free_mb, own.total_mb = free >> 20, total >> 20

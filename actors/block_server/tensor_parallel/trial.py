@@ -12,16 +12,16 @@ from zrt.runtime.errors import ZrtError
 
 
 def try_group(world: int, device: str) -> ZrtError | None:
-    """Start `world` - 1 ranks beside this process, join them, and let them sum: what went wrong, or
-    None. Leaves nothing behind."""
+    """Start `world` - 1 ranks beside this process, join them, and let them sum; return what went
+    wrong, or None. Leaves nothing behind."""
     return asyncio.run(_try(world, device))
 
 
 async def _try(world: int, device: str) -> ZrtError | None:
     actor, executor = Actor("check"), ComputeExecutor("check")
     await actor.start()
-    record = GroupStats(world, os.getpid())
-    group = RankGroup(actor, executor, record, device=device, threads=1, lost=_unheard, stuck=executor.close)
+    stats = GroupStats(world, os.getpid())
+    group = RankGroup(actor, executor, stats, device=device, threads=1, listener=_Listener(executor))
     try:
         await group.form()
     except ZrtError as error:
@@ -33,5 +33,14 @@ async def _try(world: int, device: str) -> ZrtError | None:
     return None
 
 
-def _unheard(_: ZrtError) -> None:
-    """`form` raises it."""
+class _Listener:
+    """A listener that `form` tells by what it raises."""
+
+    def __init__(self, executor: ComputeExecutor) -> None:
+        self._executor = executor
+
+    def group_broken(self, error: ZrtError) -> None:
+        pass
+
+    def group_stuck(self) -> None:
+        self._executor.close()

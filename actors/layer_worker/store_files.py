@@ -1,0 +1,96 @@
+"""The single files of a layer store: what has come of one, what one holds, and what it means that
+it cannot be written or read."""
+
+import errno
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.checkpoint.layer_manifest import (
+    MANIFEST,
+    PIECE_BYTES,
+    READ_BYTES,
+    Manifest,
+    ManifestFile,
+    digest,
+    parse_manifest,
+)
+
+GONE: Final = "is gone: it is sent again"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@dataclass(slots=True)
+class PartialFile:
+    """A file of which a part has come: `held` bytes from its start on, of which those of the piece
+    it is in are not checked yet; `hash` is that piece's."""
+
+    held: int
+    hash: "hashlib._Hash"
+
+    def take(self, data: bytes | memoryview) -> None:
+        """Count and hash the bytes that follow."""
+        self.hash.update(data)
+        self.held += len(data)
+
+    def cut(self) -> int:
+        """Forget the piece that the file is in; return the bytes that are left."""
+        self.held = (self.held - 1) // PIECE_BYTES * PIECE_BYTES if self.held else 0
+        self.hash = hashlib.sha256()
+        return self.held
+
+
+def unusable(path: Path, error: OSError) -> ZrtError:
+    """Return what it means that `path`, or what the error names, cannot be written or read:
+    insufficient_memory, worker_failed or bad_config."""
+    what = f"{error.filename2 or error.filename or path}: {error.strerror}"
+    if error.errno in _FULL:
+        return ZrtError(
+            "insufficient_memory", f"no room for layers: {what}; make some, or set the worker's ZRT_HOME elsewhere"
+        )
+    if isinstance(error, FileNotFoundError):
+        return ZrtError("worker_failed", f"{what}: {GONE}")
+    return ZrtError(
+        "bad_config", f"layers cannot be kept: {what}; put that right, or set the worker's ZRT_HOME elsewhere"
+    )
+
+
+def known_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a folder of the cache, if there is a sound one: zrt of another version
+    may have written it."""
+    try:
+        data = (folder / MANIFEST).read_bytes()
+        return parse_manifest(data) if digest(data) == folder.name else None
+    except (OSError, ZrtError):
+        return None
+
+
+def sound_bytes(path: Path, file: ManifestFile) -> int:
+    """Return how many bytes of a file, in whole pieces from its start on, are the manifest's."""
+    held, buffer = 0, memoryview(bytearray(READ_BYTES))
+    with path.open("rb", buffering=0) as opened:
+        for piece in file.pieces:
+            end, found = min(held + PIECE_BYTES, file.size), hashlib.sha256()
+            for at in range(held, end, READ_BYTES):
+                found.update(buffer[: opened.readinto(buffer[: end - at])])
+            if found.hexdigest() != piece:
+                break
+            held = end
+    return held
+
+
+def write_whole(path: Path, data: bytes | memoryview) -> None:
+    """Write a file that is there whole or not at all."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".new", delete=False) as file:  # others may write the same
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
