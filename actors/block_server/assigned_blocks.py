@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from zrt.actors.block_server.backend import Backend, BackendListener, LocalBackend, Progress
+from zrt.actors.block_server.backend import Backend, BackendListener, LocalBackend, Progress, load_assigned
 from zrt.actors.block_server.layer_lending.lending import Lending
 from zrt.actors.block_server.tensor_parallel.group import RankGroup
 from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats

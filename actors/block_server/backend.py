@@ -2,6 +2,7 @@
 (group.py) or with layer workers (lending_backend.py)."""
 
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from zrt.runtime.actor.executor import ComputeExecutor
@@ -11,6 +12,7 @@ from zrt.runtime.compute.loading import EngineOptions, LoadWatch, load_engine
 from zrt.runtime.compute.tensors import DTYPES
 from zrt.runtime.compute.turn import Passing, TurnResult, Work
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.members import Assignment
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are loaded."""

@@ -18,7 +18,6 @@ from zrt.runtime.cluster.file_loader import parse
 from zrt.runtime.cluster.file_schema import Conf
 from zrt.runtime.cluster.memory import process_bytes
 from zrt.runtime.cluster.seats import seat_name, spare_names
-from zrt.runtime.exit import leave
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.sessions import Close
 from zrt.runtime.models.architecture.spec import read_spec

@@ -64,7 +64,7 @@ class LentModel:
     def block_bytes(self) -> BlockBytes:
         """The bytes that blocks take of their holder's memory."""
         given = self.assignment
-        block = block_bytes(self.spec, given.dtype) + self.kv_bytes(1)
+        block = block_bytes(self.spec, format_of(given.dtype)) + self.kv_bytes(1)
         return BlockBytes(block, turn_bytes(self.spec, given.dtype, given.chunk, given.sessions))
 
     def prepare(self, blocks: int) -> PrepareLayers:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from zrt.actors.block_server.backend import Backend, BackendListener, LocalBackend, Progress
+from zrt.actors.block_server.backend import Backend, BackendListener, LocalBackend, Progress, load_assigned
 from zrt.actors.block_server.layer_lending.known_workers import RETRY_S, KnownWorkers
 from zrt.actors.block_server.layer_lending.layer_setup import LentModel
 from zrt.actors.block_server.layer_lending.lending_backend import LendingBackend
@@ -159,7 +159,7 @@ class Lending:
         if not plan.lends:
             self._kept.clear()
             engine = await self._executor.run(
-                load_engine, folder, given, device=self._device, progress=progress, cancelled=cancelled
+                load_assigned, folder, given, device=self._device, progress=progress, cancelled=cancelled
             )
             return LocalBackend(self._executor, engine)
         runs = cut(given, plan.lends)
@@ -280,7 +280,7 @@ class Lending:
             self._device,
             free + held,
             total,
-            ends_bytes(model.spec, given.first == 0, given.last == given.num_blocks - 1, given.dtype),
+            ends_bytes(model.spec, given.first == 0, given.last == given.num_blocks - 1, format_of(given.dtype)),
             self._actor.memory_bytes,
             given.gpu_memory,
             self._own_us,

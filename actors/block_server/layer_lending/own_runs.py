@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from zrt.actors.block_server.backend import Progress
+from zrt.actors.block_server.backend import Progress, options_of
 from zrt.actors.block_server.layer_lending.layer_setup import LentModel
 from zrt.runtime.compute.decoder.linear import Linear
 from zrt.runtime.compute.engine import Engine, Holding
-from zrt.runtime.compute.loading import engine_of_ends, read_engine
-from zrt.runtime.compute.tensors import DTYPES
+from zrt.runtime.compute.loading import LoadWatch, engine_of_ends, read_engine
 from zrt.runtime.messages.members import Assignment, Lend
+from zrt.runtime.models.checkpoint.formats.registry import format_of
 from zrt.runtime.models.checkpoint.layout import block_bytes, embedding_bytes, ends_bytes
 from zrt.runtime.models.checkpoint.split import kv_pages
 
@@ -33,9 +33,9 @@ class OwnRun:
 
     def nbytes(self, model: LentModel) -> int:
         """Return the bytes of the run's weights."""
-        dtype = model.assignment.dtype
-        blocks = (self.last - self.first + 1) * block_bytes(model.spec, dtype)
-        return blocks + ends_bytes(model.spec, self.embedding, self.head, dtype)
+        weights = format_of(model.assignment.dtype)
+        blocks = (self.last - self.first + 1) * block_bytes(model.spec, weights)
+        return blocks + ends_bytes(model.spec, self.embedding, self.head, weights)
 
 
 def read_bytes(model: LentModel, runs: Sequence[OwnRun], device: str) -> list[int]:
@@ -45,7 +45,7 @@ def read_bytes(model: LentModel, runs: Sequence[OwnRun], device: str) -> list[in
     for run in runs:
         size, place = run.nbytes(model), run.device(device)
         if model.spec.tied and (run.embedding or run.head):
-            size -= embedding_bytes(model.spec, model.assignment.dtype) if place in held else 0
+            size -= embedding_bytes(model.spec, format_of(model.assignment.dtype)) if place in held else 0
             held.add(place)
         sizes.append(size)
     return sizes
@@ -95,33 +95,16 @@ def read_run(
 ) -> Engine:
     """Return the engine of an own run; `table` is an embedding or head that another one holds on
     its device. ZrtError: as read_engine."""
-    given, dtype = model.assignment, DTYPES[model.assignment.dtype]
+    given = model.assignment
+    options = replace(options_of(given, device), ends=(run.embedding, run.head))
     if run.last < run.first:
         pages = kv_pages(model.spec, given.last - given.first + 1, given.dtype, given.kv_bytes, 1)
-        return engine_of_ends(
-            model.spec,
-            model.source,
-            run.first,
-            embedding=run.embedding,
-            head=run.head,
-            dtype=dtype,
-            pages=pages,
-            context=given.context,
-            sessions=given.sessions,
-            table=table,
-        )
+        return engine_of_ends(model.spec, model.source, run.first, options, pages=pages, table=table)
     return read_engine(
         model.spec,
         model.source,
         (run.first, run.last),
-        dtype=dtype,
-        kv_bytes=model.kv_bytes(run.last - run.first + 1),
-        context=given.context,
-        sessions=given.sessions,
-        device=device,
-        gpu_memory=given.gpu_memory,
-        ends=(run.embedding, run.head),
+        replace(options, kv_bytes=model.kv_bytes(run.last - run.first + 1)),
         table=table,
-        progress=progress,
-        cancelled=cancelled,
+        watch=LoadWatch(progress=progress, cancelled=cancelled),
     )
