@@ -67,13 +67,13 @@ class Actor:
         self._limit = limit
         self._mourners: list[Callable[[Address], None]] = []
         self._sockets: Sockets | None = None
-        self._questions = PendingRequests()
+        self._pending = PendingRequests()
         self._serial = 0
         self._tasks = Tasks(name)
         self._periodics: list[Periodic] = []
         self._lateness = Lateness()
-        self._complaints = LogLimiter(name)
-        self._dispatcher = Dispatcher(name, self._questions, self._complaints)
+        self._log_limiter = LogLimiter(name)
+        self._dispatcher = Dispatcher(name, self._pending, self._log_limiter)
         self.counters = self._dispatcher.counters
 
     @property
@@ -103,7 +103,7 @@ class Actor:
             raise
         self._sockets = sockets
         self._tasks = Tasks(self.name)
-        self._links = LinkPool(sockets, self._routing_id, self._dispatcher.on_reply, self._on_lost)
+        self._link_pool = LinkPool(sockets, self._routing_id, self._dispatcher.on_reply, self._on_lost)
         self._mailbox = Mailbox(router, self._dispatcher.on_frames, routed=True, limit=self._limit)
         self._dispatcher.open(self.incarnation, self._mailbox, self._tasks)
 
@@ -123,8 +123,8 @@ class Actor:
         self._periodics.clear()
         await self._tasks.close(STOP_S)
         stopping = ZrtError("cancelled", "the actor is stopping", self.name)
-        self._questions.fail(stopping)
-        self._links.close()
+        self._pending.fail(stopping)
+        self._link_pool.close()
         self._mailbox.close(stopping)
         await sockets.close()
 
@@ -234,8 +234,8 @@ class Actor:
     def forget(self, to: Address) -> None:
         """Close the link, if there is one: what waits for the peer is dropped, open questions fail,
         no death is told."""
-        if self._sockets is not None and (link := self._links.forget(to)) is not None:
-            self._questions.fail(link.lost(), link)
+        if self._sockets is not None and (link := self._link_pool.forget(to)) is not None:
+            self._pending.fail(link.lost(), link)
 
     def _tell(self, link: Link, to: Address, body: Body, **fields: Any) -> None:
         link.send(encode(Header(PROTOCOL, self.name, self.incarnation, to.incarnation, **fields), body))
@@ -247,19 +247,19 @@ class Actor:
             silence_ms = int(timeout * 1000)
             self._tell(link, to, body, request=request, model=model, silence_ms=silence_ms, steps=list(steps))
 
-        return await self._questions.ask(link, to, type(body).__name__, timeout, send)
+        return await self._pending.ask(link, to, type(body).__name__, timeout, send)
 
     def _link(self, to: Address) -> Link:
         if self._sockets is None:
             raise ZrtError("cancelled", "the actor is not running", self.name)
-        return self._links.get(to)
+        return self._link_pool.get(to)
 
     def _routing_id(self) -> bytes:
         self._serial += 1
         return f"{self.name}.{self.incarnation:x}.{self._serial:x}".encode()
 
     def _on_lost(self, address: Address, link: Link, news: bool) -> None:
-        self._questions.fail(link.lost(), link)
+        self._pending.fail(link.lost(), link)
         for mourner in self._mourners if news else ():
             try:
                 mourner(address)

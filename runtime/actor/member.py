@@ -223,7 +223,7 @@ class Member(Actor):
 
     def _on_link_down(self, link: Link) -> None:
         self._up.clear()
-        self._questions.fail(link.lost(), link)
+        self._pending.fail(link.lost(), link)
         self._lose("the connection broke")
 
     async def _membership(self) -> None:
@@ -234,7 +234,7 @@ class Member(Actor):
                 await self._register()
             except ZrtError as error:
                 what = "does not answer" if error.kind == "coordinator_lost" else "does not take this process"
-                self._complaints.add("registration", f"{self.coordinator.endpoint} {what}: {error}")
+                self._log_limiter.add("registration", f"{self.coordinator.endpoint} {what}: {error}")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSE_MOST_S)
             else:
