@@ -100,7 +100,7 @@ class Coordinator(Actor):
             cluster=self.cluster,
             changed=self._subscribers.changed,
         )
-        self.drains = Drains(self, self.roster, self.generations, changed=self.membership.changed)
+        self.drains = Drains(self, self.roster, self.generations, self.event_log, changed=self.membership.changed)
         self._clients = ClientRequests(
             self,
             self,

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from zrt.runtime.actor.dispatcher import Dispatcher
 from zrt.runtime.actor.envelope import Bare, Envelope, Handler
-from zrt.runtime.actor.link_pool import LinkPool
+from zrt.runtime.actor.link_pool import LinkPool, RoutingIds
 from zrt.runtime.actor.log_limiter import LogLimiter
 from zrt.runtime.actor.pending import PendingRequests
 from zrt.runtime.actor.tasks import Tasks
@@ -68,7 +68,6 @@ class Actor:
         self._mourners: list[Callable[[Address], None]] = []
         self._sockets: Sockets | None = None
         self._pending = PendingRequests()
-        self._serial = 0
         self._tasks = Tasks(name)
         self._periodics: list[Periodic] = []
         self._lateness = Lateness()
@@ -103,7 +102,8 @@ class Actor:
             raise
         self._sockets = sockets
         self._tasks = Tasks(self.name)
-        self._link_pool = LinkPool(sockets, self._routing_id, self._dispatcher.on_reply, self._on_lost)
+        self._routing_ids = RoutingIds(self.name, self.incarnation)
+        self._link_pool = LinkPool(sockets, self._routing_ids, self._dispatcher, self._on_lost)
         self._mailbox = Mailbox(router, self._dispatcher.on_frames, routed=True, limit=self._limit)
         self._dispatcher.open(self.incarnation, self._mailbox, self._tasks)
 
@@ -253,10 +253,6 @@ class Actor:
         if self._sockets is None:
             raise ZrtError("cancelled", "the actor is not running", self.name)
         return self._link_pool.get(to)
-
-    def _routing_id(self) -> bytes:
-        self._serial += 1
-        return f"{self.name}.{self.incarnation:x}.{self._serial:x}".encode()
 
     def _on_lost(self, address: Address, link: Link, news: bool) -> None:
         self._pending.fail(link.lost(), link)

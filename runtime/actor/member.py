@@ -85,7 +85,7 @@ class Member(Actor):
         self._joined = Link(
             self._sockets,
             self.coordinator.endpoint,
-            self._routing_id,
+            self._routing_ids.next,
             limit=MAX_CLIENT_FRAME,
             on_message=self._on_answer,
             on_up=lambda _: self._up.set(),

@@ -6,7 +6,6 @@ another replica of the stage is ready they move to it (a re-route to what the pi
 after a death), else they may finish until the time is up, and are parked then.
 """
 
-import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.process_record import ProcessRecord
 from zrt.actors.coordinator.fleet.roster import Roster
 from zrt.actors.coordinator.sessions.generation import Generation
@@ -35,11 +35,20 @@ class Drains:
     """The drains of one cluster, those that run and the last that did. `changed` is called when a
     block server's state is another."""
 
-    def __init__(self, actor: Actor, roster: Roster, generations: Generations, *, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        roster: Roster,
+        generations: Generations,
+        event_log: EventLog,
+        *,
+        changed: Callable[[], None],
+    ) -> None:
         self._actor = actor
         self._roster = roster
         self._generations = generations
         self._rerouting = generations.rerouting
+        self._event_log = event_log
         self._changed = changed
         self._hurry = False
         self._kept: deque[DrainProgress] = deque(maxlen=KEPT)
@@ -56,8 +65,7 @@ class Drains:
         record = self._roster.drain(request.name)
         progress = DrainProgress(request, asker)
         self._kept.append(progress)
-        event_log = self._generations.event_log
-        event_log.add("drain", request.name, f"is being drained for {request.timeout_ms / 1000:g} s at most")
+        self._event_log.add("drain", request.name, f"is being drained for {request.timeout_ms / 1000:g} s at most")
         self._changed()
         try:
             await self._set_state(record.address, "draining")
@@ -70,19 +78,19 @@ class Drains:
         except BaseException:
             progress.end("failed")
             self.ended["failed"] += 1
-            event_log.add("drain", request.name, "could not be drained")
+            self._event_log.add("drain", request.name, "could not be drained")
             self._reverse(record.address)
             raise
         progress.end("drained")
         self.ended["drained"] += 1
-        event_log.add("drain", request.name, "is drained")
+        self._event_log.add("drain", request.name, "is drained")
         return account.event(self._rerouting.through(record.address), "drained")
 
     async def undrain(self, name: str) -> None:
         """Let a block server serve again, once it has loaded if it lost a part. ZrtError
         bad_request: the block server is not drained; or what keeps it from hearing of it."""
         await self._let_serve(self._roster.undrain(name).address)
-        self._generations.event_log.add("drain", name, "is undrained")
+        self._event_log.add("drain", name, "is undrained")
         self._changed()
 
     async def all_finished(self, seconds: float) -> None:
@@ -90,12 +98,12 @@ class Drains:
         do those who wait, when this was asked before."""
         if self._generations.closed:
             self._hurry = True
-            self._rerouting.news.set()
+            self._rerouting.tell_news()
         self._generations.close()
         until = time.monotonic() + seconds
         while len(self._generations) and not self._hurry and (left := until - time.monotonic()) > 0:
-            self._rerouting.news.clear()
-            await self._news(left)
+            self._rerouting.expect_news()
+            await self._rerouting.wait_for_news(left)
 
     async def _empty(
         self, address: Address, account: "Account", until: float, tell: Callable[[Drained], object]
@@ -104,7 +112,7 @@ class Drains:
         server no longer drains."""
         tells = time.monotonic()
         while running := self._rerouting.through(address):
-            self._rerouting.news.clear()
+            self._rerouting.expect_news()
             now = time.monotonic()
             late = now >= until
             for generation in running:
@@ -115,14 +123,8 @@ class Drains:
             if now >= tells:
                 tells = now + TELL_S
                 tell(account.event(self._rerouting.through(address), "draining"))
-            await self._news((tells if late else min(tells, until)) - now)
+            await self._rerouting.wait_for_news((tells if late else min(tells, until)) - now)
             self._draining(address)
-
-    async def _news(self, seconds: float) -> None:
-        """Wait until a session left where it ran, or may leave, `seconds` at most."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._rerouting.news.wait()
 
     def _draining(self, address: Address) -> ProcessRecord:
         """Return the record of a block server that is still being drained. ZrtError as `_empty`."""

@@ -53,7 +53,7 @@ class Generations:
         event_log: EventLog,
     ) -> None:
         self.began = time.monotonic()
-        self.event_log = event_log
+        self._event_log = event_log
         self.closed = False
         """Whether no new session is taken: the cluster is going down."""
         self._actor = actor
@@ -263,7 +263,7 @@ class Generations:
         """Tell the client of a generation of an error, and end all answers to its request."""
         if generation.id not in self._live:
             return
-        self.event_log.add("error", f"{generation.id:016x}", error.message, error.kind)
+        self._event_log.add("error", f"{generation.id:016x}", error.message, error.kind)
         answers = self._answers(generation.delivery.client.peer, generation.delivery.request)
         generation.error(error.kind, error.message, error.where)
         said = Error(id=generation.delivery.request, kind=error.kind, message=error.message, where=error.where)
@@ -291,4 +291,4 @@ class Generations:
         self._admission.remove(generation.id)
         self.admit()
         self._routing.clear(generation)
-        self.rerouting.news.set()
+        self.rerouting.tell_news()

@@ -4,6 +4,7 @@ for want of pages, parked without a stage."""
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 
 from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.pipeline import Crowd, Pipeline
@@ -22,8 +23,8 @@ RUNNING = frozenset({SessionState.PREFILL, SessionState.DECODING, SessionState.R
 class Rerouting:
     """The sessions that `keeper` owns, by id in `live`, as they change where they run.
 
-    `news` is set when a session left where it ran, or may leave: whoever waits for that clears it
-    before it looks.
+    Whoever waits for sessions to leave where they run calls `expect_news` before it looks, and
+    `wait_for_news` after.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Rerouting:
         event_log: EventLog,
         keeper: SessionKeeper,
     ) -> None:
-        self.news = asyncio.Event()
+        self._news = asyncio.Event()
         self.routing = Routing(actor, pipeline, keeper, self)
         self._actor = actor
         self._pipeline = pipeline
@@ -64,7 +65,7 @@ class Rerouting:
             else:
                 self._admission.unpark(session.id)
         self._keeper.admit()
-        self.news.set()
+        self.tell_news()
 
     def crowd(self, slot: int) -> Crowd:
         """Return how many sessions run through each block server, and how many of them in this
@@ -96,16 +97,26 @@ class Rerouting:
         session.park()
         self.routing.leave(generation)
         session.reroute([])
-        self.news.set()
+        self.tell_news()
         self._admission.park(session.id)
         self.routing.leave_trial(generation)
         generation.interrupt(why)
         generation.progress()
         self._keeper.admit()
 
-    def route_taken(self) -> None:
-        """Tell whoever waits for `news` that a session may have left where it ran."""
-        self.news.set()
+    def tell_news(self) -> None:
+        """Tell whoever waits for news that a session left where it ran, or may leave."""
+        self._news.set()
+
+    def expect_news(self) -> None:
+        """Forget the news so far."""
+        self._news.clear()
+
+    async def wait_for_news(self, seconds: float) -> None:
+        """Wait until a session left where it ran, or may leave, `seconds` at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
 
     def trial_over(self) -> None:
         """Let those go on that wait for another's trial; not at once, since whoever says so is
@@ -159,5 +170,5 @@ class Rerouting:
         if session.epoch == epoch and not session.finished:
             session.reroute([])
             self._admission.preempt(session.id)
-            self.news.set()
+            self.tell_news()
         self._keeper.admit()

@@ -58,7 +58,7 @@ class RouteListener(Protocol):
         """Return how many sessions run where at this moment, and how many of them in this slot."""
         ...
 
-    def route_taken(self) -> None:
+    def tell_news(self) -> None:
         """Hear that a session took a route, and may have left another."""
         ...
 
@@ -163,7 +163,7 @@ class Routing:
             generation.interrupt("another session, with which a stage was lost as well, is tried first")
             route = None
         session.reroute(self._pipeline.holding(before) if route is None else route)
-        self._listener.route_taken()
+        self._listener.tell_news()
         for address in before:
             if address not in session.route:
                 self.send(address, Close(session.id, epoch))
