@@ -121,8 +121,8 @@ class Coordinator(Actor):
         self.membership.start()
 
     async def _bind(self) -> None:
-        """Bind the mailbox; a passing connection may have got the port of a coordinator that
-        died."""
+        """Bind the mailbox, and try again for a while: a passing connection may have got the port
+        of a coordinator that died."""
         give_up = time.monotonic() + self._port_s
         while True:
             try:

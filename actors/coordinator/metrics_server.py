@@ -95,18 +95,18 @@ class MetricsServer:
             return 400, TEXT, b"the request is too long\n"
         words = head.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return 400, TEXT, b"this is no HTTP/1 request\n"
+            return 400, TEXT, b"this is not an HTTP/1 request\n"
         if words[0] != b"GET":
-            return 405, TEXT, b"GET it\n"
+            return 405, TEXT, b"only GET is supported\n"
         match words[1].partition(b"?")[0]:
             case b"/metrics":
                 try:
                     return 200, CONTENT_TYPE_LATEST, self._source.exposition()
                 except Exception:
-                    log.exception("the metrics cannot be told")
-                    return 500, TEXT, b"the metrics cannot be told\n"
+                    log.exception("the metrics could not be rendered")
+                    return 500, TEXT, b"the metrics could not be rendered\n"
             case b"/healthz":
                 why = self._source.unready()
                 return (503, TEXT, f"{why}\n".encode()) if why else (200, TEXT, b"ready\n")
             case _:
-                return 404, TEXT, b"there are /metrics and /healthz\n"
+                return 404, TEXT, b"not found: there are /metrics and /healthz\n"

@@ -1,5 +1,5 @@
-"""A dispatcher: gives each message that arrives at an actor to its handler, or to the question it
-answers, and sends what a handler answers.
+"""A dispatcher: gives each message that arrives at an actor to its handler, or to the pending
+request it answers, and sends what a handler answers.
 
 What comes to nothing is counted and logged, and whoever asked is told.
 """
@@ -37,11 +37,11 @@ class Counters(Struct):
 
 
 class Dispatcher:
-    """Serves the actor called `name` from `open` to `close`, each incarnation anew; what arrives
-    outside of that is dropped.
+    """The dispatcher of the actor called `name`, from `open` to `close`, for each incarnation anew;
+    what arrives outside of that is dropped.
 
-    `handlers` are by type of body, `bare` gets the single-frame messages. The questions are the
-    actor's.
+    `handlers` are by type of body, `bare` gets the single-frame messages. `pending`
+    are the actor's requests.
     """
 
     def __init__(self, name: str, pending: PendingRequests, log_limiter: LogLimiter) -> None:
@@ -54,7 +54,8 @@ class Dispatcher:
         self._open = False
 
     def open(self, incarnation: int, mailbox: Mailbox, tasks: Tasks) -> None:
-        """Answers go out by the `mailbox`; a handler that waits is one of the `tasks`."""
+        """Begin an incarnation: answers go out by the `mailbox`, a handler that waits is one of the
+        `tasks`."""
         self._incarnation = incarnation
         self._mailbox = mailbox
         self._tasks = tasks
@@ -66,8 +67,8 @@ class Dispatcher:
     # ---- what arrives ----------------------------------------------------------------------------
 
     def on_frames(self, frames: Frames) -> None:
-        """A multipart at our mailbox: the peer's routing id, then a bare message or a header and
-        what follows it."""
+        """Take a multipart at the mailbox: the peer's routing id, then a bare message or a header
+        and what follows it."""
         if not self._open:
             return
         peer = bytes(frames[0])
@@ -98,7 +99,7 @@ class Dispatcher:
             self._log_limiter.add(f"bare {type(error).__name__}", "handling a bare message failed", error)
 
     def on_reply(self, link: Link, frames: Frames) -> None:
-        """A multipart that came back over one of our links."""
+        """Take a multipart that came back over one of the actor's links."""
         if not self._open:
             return
         try:
@@ -121,8 +122,8 @@ class Dispatcher:
                 self._log_limiter.add("fault", f"{header.sender} says {body.fault}")
 
     def _undecodable(self, error: WireError, peer: bytes) -> None:
-        """Counted, and told to the sender where there is one; but an error is never answered with
-        an error."""
+        """Count a message that does not decode, and tell its sender where there is one; but an
+        error is never answered with an error."""
         header = error.header
         if header is not None and header.to not in (0, self._incarnation):
             self.counters.stale += 1

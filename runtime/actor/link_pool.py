@@ -1,4 +1,4 @@
-"""An actor's links to other actors, by endpoint, and which incarnations have been lost."""
+"""An actor's links to other actors, by endpoint, and the incarnations that were lost."""
 
 from collections.abc import Callable
 from typing import Final

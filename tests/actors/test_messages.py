@@ -181,7 +181,7 @@ async def test_open_questions_are_bounded(start: Start, monkeypatch: pytest.Monk
     answerer.handle(Close, _never)
     asking = [asyncio.ensure_future(asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S)) for _ in range(8)]
     await until(lambda: len(asker._pending) == 8)
-    with pytest.raises(ZrtError, match="8 questions") as raised:
+    with pytest.raises(ZrtError, match="8 requests are pending") as raised:
         await asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S)
     assert raised.value.kind == "overloaded"
     for task in asking:
