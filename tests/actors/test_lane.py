@@ -226,7 +226,7 @@ async def test_what_raised_is_let_go_of_once_its_error_is(executor: ComputeExecu
 LANE = """
 import asyncio, sys
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.executor import LOST_DEVICE_STATUS, ComputeExecutor
+from zrt.runtime.actor.executor import LOST_DEVICE_STATUS, ComputeExecutor
 
 async def run(error):
     executor = ComputeExecutor("stage0-cuda:0", lambda: False)
