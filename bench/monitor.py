@@ -149,7 +149,7 @@ async def hot(rounds: int, sessions: int) -> dict[str, object]:
             await asyncio.sleep(3.0)
             for number in range(rounds * 2):
                 count = (0, 3)[(number + number // 2) % 2]
-                pace[count].append(await tokens_s(made.coordinator.endpoint, made.coordinator.generations, count))
+                pace[count].append(await tokens_s(made.coordinator.endpoint, made.coordinator.reports, count))
     ratios = [three / none for none, three in zip(pace[0], pace[3], strict=True)]
     return {
         "sessions": sessions,
@@ -164,16 +164,16 @@ async def ask(client: Client, number: int) -> None:
         pass
 
 
-async def tokens_s(endpoint: str, generations: object, subscribers: int) -> float:
+async def tokens_s(endpoint: str, reports: object, subscribers: int) -> float:
     async with AsyncExitStack() as stack:
         tasks = []
         for _ in range(subscribers):
             client = await stack.enter_async_context(Client(endpoint))
             tasks.append(asyncio.create_task(listen(client)))
         await asyncio.sleep(0.5)
-        before, began = generations.tokens, time.monotonic()  # type: ignore[attr-defined]
+        before, began = reports.tokens, time.monotonic()  # type: ignore[attr-defined]
         await asyncio.sleep(HOT_S)
-        pace = (generations.tokens - before) / (time.monotonic() - began)  # type: ignore[attr-defined]
+        pace = (reports.tokens - before) / (time.monotonic() - began)  # type: ignore[attr-defined]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What happened in a cluster, the last of it: for people who look later. Bounded."""
+"""A cluster's event log: what happened last, for people who look later. Bounded."""
 
 import logging
 import time
@@ -15,7 +15,8 @@ Kind = Literal["state", "death", "reroute", "rebuild", "preemption", "drain", "d
 
 
 class EventLog:
-    """`errors` counts what clients were told, by kind; `last` is the newest entry's serial."""
+    """The last events of a cluster. `errors` counts what clients were told, by kind; `last` is the
+    newest event's serial."""
 
     def __init__(self) -> None:
         self.errors: Counter[str] = Counter()
@@ -23,7 +24,7 @@ class EventLog:
         self._kept: deque[Happened] = deque(maxlen=KEPT)
 
     def add(self, kind: Kind, where: str, text: str, error: str = "") -> None:
-        """Note it; with `error`, one of errors.KINDS, it is counted there too."""
+        """Note an event; with `error`, one of errors.KINDS, count that too."""
         self.last += 1
         if error:
             self.errors[error] += 1
@@ -31,6 +32,6 @@ class EventLog:
         self._kept.append(Happened(self.last, round(time.time(), 3), kind, where, text[:400], error))
 
     def since(self, serial: int) -> list[Happened]:
-        """What came after this serial, as far as it is kept."""
+        """Return the events after this serial, as far as they are kept."""
         new = min(self.last - serial, len(self._kept))
         return list(self._kept)[len(self._kept) - new :] if new > 0 else []

@@ -1,38 +1,27 @@
 """A cluster as Prometheus metrics: https://prometheus.io/docs/instrumenting/exposition_formats/.
 Pure."""
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from zrt.actors.coordinator.sessions.latencies import Latencies
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo
 
 L = TypeVar("L", bound=tuple[str, ...])
 
 STATES: Final = ("queued", "prefill", "decoding", "waiting", "preempted", "parked", "replaying")
-FIRST_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-BETWEEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class Times:
-    """What was measured of all sessions: seconds until their first token, and between the
-    others."""
-
-    def __init__(self) -> None:
-        self.first = Histogram(FIRST_S)
-        self.between = Histogram(BETWEEN_S)
-
-
-def exposition(cluster: Cluster, times: Times, drains: Mapping[str, int]) -> bytes:
-    """The text that GET /metrics answers. `drains` counts those that ended, by how."""
+def exposition(cluster: Cluster, latencies: Latencies, drains: Mapping[str, int]) -> bytes:
+    """Return the text that GET /metrics answers; `drains` counts those that ended, by how."""
     registry = CollectorRegistry()
-    registry.register(_Once(_cluster(cluster, times, drains)))
+    registry.register(_Once(_cluster(cluster, latencies, drains)))
     return generate_latest(registry)
 
 
@@ -44,15 +33,15 @@ class _Once(Collector):
         return self._metrics
 
 
-def _cluster(cluster: Cluster, times: Times, drains: Mapping[str, int]) -> Iterator[Metric]:
+def _cluster(cluster: Cluster, latencies: Latencies, drains: Mapping[str, int]) -> Iterator[Metric]:
     yield GaugeMetricFamily("zrt_ready", "1 while every stage has a ready replica.", float(cluster.ready))
     yield GaugeMetricFamily("zrt_up_seconds", "Since the coordinator began.", cluster.up_ms / 1e3)
     sessions = Counter(session.state for session in cluster.sessions)
     yield _gauge("sessions", "Live sessions by state.", "state", {state: sessions[state] for state in STATES})
     yield CounterMetricFamily("zrt_tokens", "Tokens generated.", float(cluster.tokens))
     for name, text, seen in (
-        ("zrt_first_token_seconds", "From the request to the first token.", times.first),
-        ("zrt_inter_token_seconds", "From one token of a session to its next.", times.between),
+        ("zrt_first_token_seconds", "From the request to the first token.", latencies.first_token),
+        ("zrt_inter_token_seconds", "From one token of a session to its next.", latencies.inter_token),
     ):
         yield HistogramMetricFamily(name, text, buckets=seen.buckets(), sum_value=seen.sum)
     yield _counter("errors", "Errors told to clients, by kind.", "kind", cluster.errors)
@@ -129,27 +118,3 @@ def _labelled(
     for labels, value in values.items():
         family.add_metric(labels, value)
     return family
-
-
-class Histogram:
-    """`bounds` are the buckets' upper ends in seconds, rising; what is over the last one is counted
-    apart. `sum` is of all that was observed."""
-
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.sum += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """(upper end as text, how many were at most that), the last one "+Inf"."""
-        total, made = 0, []
-        for end, count in zip([*map(repr, self.bounds), "+Inf"], self.counts, strict=True):
-            total += count
-            made.append((end, float(total)))
-        return made

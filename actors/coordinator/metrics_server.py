@@ -1,5 +1,5 @@
-"""The coordinator's HTTP port: GET /metrics for Prometheus, GET /healthz for whoever balances or
-restarts. HTTP/1.1, one request a connection.
+"""The coordinator's HTTP port: GET /metrics for Prometheus, GET /healthz for load balancers and
+whatever restarts processes. HTTP/1.1, one request a connection.
 
 Anybody who reaches the port is answered, in bounded time and memory: a request is a few lines, and
 so many connections are served at once.
@@ -7,9 +7,8 @@ so many connections are served at once.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -19,7 +18,7 @@ from zrt.runtime.errors import ZrtError
 log = logging.getLogger(__name__)
 
 REQUEST_S: Final = 5.0
-"""Seconds in which a request must have come, and its answer have been taken."""
+"""How long a request may take to come, and its answer to be taken."""
 REQUEST_BYTES: Final = 16 * 1024
 CONNECTIONS: Final = 32
 TEXT: Final = "text/plain; charset=utf-8"
@@ -36,20 +35,30 @@ REASONS: Final = {
 }
 
 
-class MetricsServer:
-    """`metrics()` is the text of /metrics; `unhealthy()` why /healthz is 503, empty when it is
-    200."""
+class MetricsSource(Protocol):
+    """What the port tells of."""
 
-    def __init__(self, listen: str, metrics: Callable[[], bytes], unhealthy: Callable[[], str]) -> None:
+    def exposition(self) -> bytes:
+        """Return the text of /metrics."""
+        ...
+
+    def unready(self) -> str:
+        """Return why /healthz is 503; empty when it is 200."""
+        ...
+
+
+class MetricsServer:
+    """The HTTP port at `listen`, which tells of `source`."""
+
+    def __init__(self, listen: str, source: MetricsSource) -> None:
         self.port = 0
         self._host, self._wanted = endpoint(listen)
-        self._metrics = metrics
-        self._unhealthy = unhealthy
+        self._source = source
         self._open = 0
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """ZrtError bad_config: the port cannot be had."""
+        """Listen from now on. ZrtError bad_config: the port cannot be had."""
         host = None if self._host == "*" else self._host
         try:
             self._server = await asyncio.start_server(self._serve, host, self._wanted, limit=REQUEST_BYTES)
@@ -86,18 +95,18 @@ class MetricsServer:
             return 400, TEXT, b"the request is too long\n"
         words = head.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return 400, TEXT, b"this is no HTTP/1 request\n"
+            return 400, TEXT, b"this is not an HTTP/1 request\n"
         if words[0] != b"GET":
-            return 405, TEXT, b"GET it\n"
+            return 405, TEXT, b"only GET is supported\n"
         match words[1].partition(b"?")[0]:
             case b"/metrics":
                 try:
-                    return 200, CONTENT_TYPE_LATEST, self._metrics()
+                    return 200, CONTENT_TYPE_LATEST, self._source.exposition()
                 except Exception:
-                    log.exception("the metrics cannot be told")
-                    return 500, TEXT, b"the metrics cannot be told\n"
+                    log.exception("the metrics could not be rendered")
+                    return 500, TEXT, b"the metrics could not be rendered\n"
             case b"/healthz":
-                why = self._unhealthy()
+                why = self._source.unready()
                 return (503, TEXT, f"{why}\n".encode()) if why else (200, TEXT, b"ready\n")
             case _:
-                return 404, TEXT, b"there are /metrics and /healthz\n"
+                return 404, TEXT, b"not found: there are /metrics and /healthz\n"

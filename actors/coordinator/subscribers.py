@@ -1,9 +1,9 @@
-"""Those who asked to hear of the cluster: when each is told, what of it has changed since, and up
-to where it knows what happened.
+"""Subscribers, who asked to hear of the cluster: when each is told, what has changed since, and up
+to where each knows the event log.
 
-A snapshot is made once for all, and of each only what is different from what a subscriber was told
-last is sent. One that has yet to take what it was told is left alone until it has, so what waits
-for it never grows.
+A snapshot is made once for all subscribers, and each is sent only what is different from what it
+was told last. A subscriber that has yet to take what it was told is left alone until it has, so
+what waits for it never grows.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ PUBLISH_S: Final = 0.1
 
 @dataclass(slots=True)
 class Subscriber:
-    """`due` is when it is told next, whatever changes (monotonic seconds); `told` what it knows of,
-    `heard` the serial of the last thing that happened before; `serial` counts the changes it was
-    told since it was told all."""
+    """One client's subscription. `due` is when the client is told next, whatever changes (monotonic
+    seconds); `told` is the cluster it knows of, `heard` the serial of the last event before;
+    `serial` counts the changes it was told since it was told all."""
 
     bare: Bare
     every_s: float
@@ -43,12 +43,12 @@ class Subscriber:
 
 
 class Subscribers:
-    """`snapshot()` is the cluster now, but for what `happened`."""
+    """The subscribers of one cluster. `snapshot()` is the cluster now, but for its event log."""
 
-    def __init__(self, actor: Actor, snapshot: Callable[[], Cluster], happened: EventLog) -> None:
+    def __init__(self, actor: Actor, snapshot: Callable[[], Cluster], event_log: EventLog) -> None:
         self._actor = actor
         self._snapshot = snapshot
-        self._happened = happened
+        self._event_log = event_log
         self._all: dict[tuple[bytes, str], Subscriber] = {}
         self._wake = asyncio.Event()
         self._news = False
@@ -57,7 +57,8 @@ class Subscribers:
         return len(self._all)
 
     def add(self, bare: Bare, request: Subscribe) -> None:
-        """Tell it all at once, and changes from now on. ZrtError overloaded."""
+        """Tell a client of the whole cluster now, and of changes from now on. ZrtError
+        overloaded."""
         key = bare.peer, request.id
         if key not in self._all and len(self._all) >= MOST:
             raise ZrtError("overloaded", f"{MOST} subscribers already")
@@ -66,10 +67,11 @@ class Subscribers:
         self._wake.set()  # so that the time until it is due is looked at
 
     def remove(self, peer: bytes, request: str) -> None:
+        """Tell a client nothing more for this request."""
         self._all.pop((peer, request), None)
 
     def end(self, error: ZrtError) -> None:
-        """Tell them why nothing comes any more."""
+        """Tell all subscribers why nothing comes any more."""
         for (_, request), one in self._all.items():
             said = Error(id=request, kind=error.kind, message=error.message, where=error.where)
             with suppress(ZrtError):  # it takes nothing, and misses this
@@ -77,13 +79,13 @@ class Subscribers:
         self._all.clear()
 
     def changed(self) -> None:
-        """All are to hear of it soon."""
+        """Let all subscribers hear soon that something changed."""
         self._news = True
         self._wake.set()
 
     async def publish(self) -> None:
-        """Tell them, a few times a second at most, until cancelled; nothing is worked out for
-        nobody."""
+        """Tell subscribers of changes, a few times a second at most, until cancelled; nothing is
+        worked out for nobody."""
         while True:
             try:
                 async with asyncio.timeout(self._pause()):
@@ -97,14 +99,14 @@ class Subscribers:
             await asyncio.sleep(PUBLISH_S)
 
     def _pause(self) -> float | None:
-        """Seconds until the next is due; None without any."""
+        """Return the seconds until the next subscriber is due; None without any."""
         if not self._all:
             return None
         return max(0.0, min(one.due for one in self._all.values()) - time.monotonic())
 
     def _tell(self, keys: list[tuple[bytes, str]]) -> None:
-        """One snapshot; its difference from what they were told last is worked out once for all who
-        were told the same."""
+        """Tell these subscribers of one snapshot; its difference from what they were told last is
+        worked out once for all who were told the same."""
         ready = []
         for key in keys:
             one = self._all[key]
@@ -119,15 +121,15 @@ class Subscribers:
             one = self._all[key]
             event: Cluster | Changes
             if one.told is None:
-                event = replace(now, id=key[1], happened=self._happened.since(one.heard))
+                event = replace(now, id=key[1], happened=self._event_log.since(one.heard))
                 one.serial = 0
             else:
                 same = id(one.told), one.heard
                 if same not in worked_out:
-                    worked_out[same] = between(one.told, replace(now, happened=self._happened.since(one.heard)))
+                    worked_out[same] = between(one.told, replace(now, happened=self._event_log.since(one.heard)))
                 one.serial += 1
                 event = replace(worked_out[same], id=key[1], serial=one.serial)
-            one.told, one.heard = now, self._happened.last
+            one.told, one.heard = now, self._event_log.last
             try:
                 there = self._actor.reply_bare(one.bare, encode_event(event))
             except ZrtError:

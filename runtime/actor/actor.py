@@ -1,5 +1,5 @@
 """An actor: a mailbox others send to, links to others, handlers by message type (dispatcher.py),
-questions with deadlines, and tasks it owns."""
+pending requests with deadlines, and tasks it owns."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from zrt.runtime.actor.dispatcher import Dispatcher
 from zrt.runtime.actor.envelope import Bare, Envelope, Handler
-from zrt.runtime.actor.link_pool import LinkPool
+from zrt.runtime.actor.link_pool import LinkPool, RoutingIds
 from zrt.runtime.actor.log_limiter import LogLimiter
 from zrt.runtime.actor.pending import PendingRequests
 from zrt.runtime.actor.tasks import Tasks
@@ -59,26 +59,25 @@ class Actor:
         self.ended = asyncio.Event()
         self.failed = False
         self.status = 0
-        """Its process's, where it ended in good order."""
+        """The exit status of the actor's process, where it ended in good order."""
         self.restarts = 0
-        """How often a parent has started its process again."""
+        """How often a parent has started the actor's process again."""
         self._listen = listen
         self._advertise = advertise
         self._limit = limit
         self._mourners: list[Callable[[Address], None]] = []
         self._sockets: Sockets | None = None
-        self._questions = PendingRequests()
-        self._serial = 0
+        self._pending = PendingRequests()
         self._tasks = Tasks(name)
         self._periodics: list[Periodic] = []
         self._lateness = Lateness()
-        self._complaints = LogLimiter(name)
-        self._dispatcher = Dispatcher(name, self._questions, self._complaints)
+        self._log_limiter = LogLimiter(name)
+        self._dispatcher = Dispatcher(name, self._pending, self._log_limiter)
         self.counters = self._dispatcher.counters
 
     @property
     def address(self) -> Address:
-        """How others reach this incarnation; after `start`."""
+        """The address by which others reach this incarnation; after `start`."""
         return Address(self.name, self.incarnation, self.endpoint)
 
     @property
@@ -103,7 +102,8 @@ class Actor:
             raise
         self._sockets = sockets
         self._tasks = Tasks(self.name)
-        self._links = LinkPool(sockets, self._routing_id, self._dispatcher.on_reply, self._on_lost)
+        self._routing_ids = RoutingIds(self.name, self.incarnation)
+        self._link_pool = LinkPool(sockets, self._routing_ids, self._dispatcher, self._on_lost)
         self._mailbox = Mailbox(router, self._dispatcher.on_frames, routed=True, limit=self._limit)
         self._dispatcher.open(self.incarnation, self._mailbox, self._tasks)
 
@@ -112,7 +112,7 @@ class Actor:
         better."""
 
     async def stop(self) -> None:
-        """End what the actor owns: timers, tasks (cancelled and awaited), open questions
+        """End what the actor owns: timers, tasks (cancelled and awaited), pending requests
         (`cancelled`), sockets."""
         sockets, self._sockets = self._sockets, None
         if sockets is None:
@@ -123,21 +123,22 @@ class Actor:
         self._periodics.clear()
         await self._tasks.close(STOP_S)
         stopping = ZrtError("cancelled", "the actor is stopping", self.name)
-        self._questions.fail(stopping)
-        self._links.close()
+        self._pending.fail(stopping)
+        self._link_pool.close()
         self._mailbox.close(stopping)
         await sockets.close()
 
     def spawn(self, coro: Coroutine[Any, Any, _T], name: str) -> "asyncio.Task[_T]":
-        """A task the actor owns: an exception is logged, `stop` cancels and awaits it.
+        """Run a task that the actor owns: an exception is logged, `stop` cancels and awaits the
+        task.
 
         ZrtError cancelled: the actor is stopping; overloaded: too many are running.
         """
         return self._tasks.spawn(coro, name)
 
     def depend(self, coro: Coroutine[Any, Any, None], name: str) -> None:
-        """As `spawn`, for a task the actor is of no use without: if it fails, the actor ends
-        (`ended`, `failed`), rather than live on idle."""
+        """Run a task that the actor is of no use without: if it fails, the actor ends (`ended`,
+        `failed`), rather than live on idle."""
 
         def over(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and task.exception() is not None:
@@ -166,12 +167,12 @@ class Actor:
         self._dispatcher.handlers[body_type] = fn
 
     def handle_bare(self, fn: Callable[[Bare], None]) -> None:
-        """`fn` gets every single-frame message."""
+        """Call `fn(bare)` for every single-frame message."""
         self._dispatcher.bare = fn
 
     def on_peer_death(self, fn: Callable[[Address], None]) -> None:
-        """`fn` is told of each incarnation we had a link to whose connection broke or could not be
-        made, once."""
+        """Call `fn(address)` once for each incarnation the actor had a link to whose connection
+        broke or could not be made."""
         self._mourners.append(fn)
 
     # ---- what we send ----------------------------------------------------------------------------
@@ -187,8 +188,8 @@ class Actor:
         near: str = "",
         handed: HandedOver | None = None,
     ) -> None:
-        """Send and expect nothing; the words are the header's. Order is kept per peer; nothing is
-        lost while the connection lives.
+        """Send a message and expect no reply; the keywords are the header's. Order is kept per
+        peer; nothing is lost while the connection lives.
 
         ZrtError overloaded: the peer's outbox is full (see `room`); stage_lost: its connection
         broke; too_large.
@@ -198,16 +199,16 @@ class Actor:
     async def ask(
         self, to: Address, body: Body, *, timeout: float, model: str = "", steps: Sequence[Step] = ()
     ) -> Envelope:
-        """Send a question and wait for its reply.
+        """Send a request and wait for its reply.
 
         ZrtError: what the peer answered with `Failed`; deadline after `timeout` seconds; stage_lost
         when the peer's connection breaks meanwhile; overloaded when its outbox is full or 4,096
-        questions are open; too_large.
+        requests are pending; too_large.
         """
         return await self._ask(self._link(to), to, body, timeout, model, steps)
 
     def reply_bare(self, bare: Bare, frame: bytes) -> bool:
-        """Answer a bare message; any number of times. False if the peer is gone. ZrtError
+        """Answer a bare message, any number of times; return False if the peer is gone. ZrtError
         overloaded, too_large."""
         return self._mailbox.send([b"", frame] if bare.echo else [frame], bare.peer)
 
@@ -228,14 +229,14 @@ class Actor:
             await self._link(to).room(timeout)
 
     def watch(self, to: Address) -> None:
-        """Have a link to it, although nothing is said over it: its death is told."""
+        """Have a link to a peer, although nothing is said over it, so that its death is told."""
         self._link(to)
 
     def forget(self, to: Address) -> None:
-        """Close the link, if there is one: what waits for the peer is dropped, open questions fail,
-        no death is told."""
-        if self._sockets is not None and (link := self._links.forget(to)) is not None:
-            self._questions.fail(link.lost(), link)
+        """Close the link to a peer, if there is one: what waits for the peer is dropped, requests
+        pending there fail, no death is told."""
+        if self._sockets is not None and (link := self._link_pool.forget(to)) is not None:
+            self._pending.fail(link.lost(), link)
 
     def _tell(self, link: Link, to: Address, body: Body, **fields: Any) -> None:
         link.send(encode(Header(PROTOCOL, self.name, self.incarnation, to.incarnation, **fields), body))
@@ -247,19 +248,15 @@ class Actor:
             silence_ms = int(timeout * 1000)
             self._tell(link, to, body, request=request, model=model, silence_ms=silence_ms, steps=list(steps))
 
-        return await self._questions.ask(link, to, type(body).__name__, timeout, send)
+        return await self._pending.ask(link, to, type(body).__name__, timeout, send)
 
     def _link(self, to: Address) -> Link:
         if self._sockets is None:
             raise ZrtError("cancelled", "the actor is not running", self.name)
-        return self._links.get(to)
-
-    def _routing_id(self) -> bytes:
-        self._serial += 1
-        return f"{self.name}.{self.incarnation:x}.{self._serial:x}".encode()
+        return self._link_pool.get(to)
 
     def _on_lost(self, address: Address, link: Link, news: bool) -> None:
-        self._questions.fail(link.lost(), link)
+        self._pending.fail(link.lost(), link)
         for mourner in self._mourners if news else ():
             try:
                 mourner(address)

@@ -1,5 +1,5 @@
-"""A dispatcher: gives each message that arrives at an actor to its handler, or to the question it
-answers, and sends what a handler answers.
+"""A dispatcher: gives each message that arrives at an actor to its handler, or to the pending
+request it answers, and sends what a handler answers.
 
 What comes to nothing is counted and logged, and whoever asked is told.
 """
@@ -37,24 +37,25 @@ class Counters(Struct):
 
 
 class Dispatcher:
-    """Serves the actor called `name` from `open` to `close`, each incarnation anew; what arrives
-    outside of that is dropped.
+    """The dispatcher of the actor called `name`, from `open` to `close`, for each incarnation anew;
+    what arrives outside of that is dropped.
 
-    `handlers` are by type of body, `bare` gets the single-frame messages. The questions are the
-    actor's.
+    `handlers` are by type of body, `bare` gets the single-frame messages. `pending`
+    are the actor's requests.
     """
 
-    def __init__(self, name: str, questions: PendingRequests, complaints: LogLimiter) -> None:
+    def __init__(self, name: str, pending: PendingRequests, log_limiter: LogLimiter) -> None:
         self.counters = Counters()
         self.handlers: dict[type, Handler[Any]] = {}
         self.bare: Callable[[Bare], None] | None = None
         self._name = name
-        self._questions = questions
-        self._complaints = complaints
+        self._pending = pending
+        self._log_limiter = log_limiter
         self._open = False
 
     def open(self, incarnation: int, mailbox: Mailbox, tasks: Tasks) -> None:
-        """Answers go out by the `mailbox`; a handler that waits is one of the `tasks`."""
+        """Begin an incarnation: answers go out by the `mailbox`, a handler that waits is one of the
+        `tasks`."""
         self._incarnation = incarnation
         self._mailbox = mailbox
         self._tasks = tasks
@@ -66,15 +67,15 @@ class Dispatcher:
     # ---- what arrives ----------------------------------------------------------------------------
 
     def on_frames(self, frames: Frames) -> None:
-        """A multipart at our mailbox: the peer's routing id, then a bare message or a header and
-        what follows it."""
+        """Take a multipart at the mailbox: the peer's routing id, then a bare message or a header
+        and what follows it."""
         if not self._open:
             return
         peer = bytes(frames[0])
         if len(frames) == 2 or (len(frames) == 3 and not len(frames[1])):
             if self.bare is None:
                 self.counters.refused += 1
-                self._complaints.add("bare", "a bare message arrived, and this actor takes none")
+                self._log_limiter.add("bare", "a bare message arrived, and this actor takes none")
             else:
                 self._call_bare(self.bare, Bare(peer, frames[-1], len(frames) == 3))
             return
@@ -95,10 +96,10 @@ class Dispatcher:
             fn(bare)
         except Exception as error:
             self.counters.failed += 1
-            self._complaints.add(f"bare {type(error).__name__}", "handling a bare message failed", error)
+            self._log_limiter.add(f"bare {type(error).__name__}", "handling a bare message failed", error)
 
     def on_reply(self, link: Link, frames: Frames) -> None:
-        """A multipart that came back over one of our links."""
+        """Take a multipart that came back over one of the actor's links."""
         if not self._open:
             return
         try:
@@ -107,28 +108,28 @@ class Dispatcher:
             self._undecodable(error, b"")
             if error.header is not None:  # whoever waits for it need not wait until the deadline
                 fault = Fault(error.kind, f"the reply does not decode: {error.message}", self._name)
-                self._questions.settle(link, Envelope(error.header, Failed(fault), b""))
+                self._pending.settle(link, Envelope(error.header, Failed(fault), b""))
             return
         if header.to not in (0, self._incarnation):
             self.counters.stale += 1
             return
-        outcome = self._questions.settle(link, Envelope(header, body, b""))
+        outcome = self._pending.settle(link, Envelope(header, body, b""))
         if outcome == "stale":
             self.counters.stale += 1
         elif outcome == "unknown":
             self.counters.dropped += 1
             if isinstance(body, Failed):
-                self._complaints.add("fault", f"{header.sender} says {body.fault}")
+                self._log_limiter.add("fault", f"{header.sender} says {body.fault}")
 
     def _undecodable(self, error: WireError, peer: bytes) -> None:
-        """Counted, and told to the sender where there is one; but an error is never answered with
-        an error."""
+        """Count a message that does not decode, and tell its sender where there is one; but an
+        error is never answered with an error."""
         header = error.header
         if header is not None and header.to not in (0, self._incarnation):
             self.counters.stale += 1
             return
         self.counters.undecodable += 1
-        self._complaints.add("undecodable", f"a message from {peer!r} does not decode: {error}")
+        self._log_limiter.add("undecodable", f"a message from {peer!r} does not decode: {error}")
         if peer and not (header is not None and header.reply):
             self._reply(peer, header, Failed(Fault(error.kind, error.message, self._name)))
 
@@ -138,7 +139,7 @@ class Dispatcher:
         if handler is None:
             self.counters.refused += 1
             what = type(envelope.body).__name__
-            self._complaints.add(what, f"nobody handles {what} here")
+            self._log_limiter.add(what, f"nobody handles {what} here")
             self._answer(envelope, Failed(Fault("unknown_op", f"{what} is not for this actor", self._name)))
             return
         try:
@@ -163,10 +164,10 @@ class Dispatcher:
     def _raised(self, envelope: Envelope, error: Exception) -> None:
         what = type(envelope.body).__name__
         if not isinstance(error, ZrtError):
-            self._complaints.add(f"{what} {type(error).__name__}", f"handling {what} failed", error)
+            self._log_limiter.add(f"{what} {type(error).__name__}", f"handling {what} failed", error)
             error = ZrtError("internal", f"handling {what} failed: {type(error).__name__}: {error}", self._name)
         elif not envelope.header.request:
-            self._complaints.add(
+            self._log_limiter.add(
                 f"{what} {error.kind}", f"{what} from {envelope.header.sender} came to nothing: {error}"
             )
         if not envelope.header.request:
@@ -188,7 +189,7 @@ class Dispatcher:
         try:
             return self._mailbox.send(encode(head, body), peer)
         except ZrtError as error:
-            self._complaints.add("reply", f"a reply to {peer!r} was not sent: {error}")
+            self._log_limiter.add("reply", f"a reply to {peer!r} was not sent: {error}")
             if error.kind != "too_large" or (isinstance(body, Failed) and body.fault.kind == "too_large"):
                 return False
             return self._reply(peer, header, Failed(Fault(error.kind, error.message, self._name)))

@@ -1,7 +1,7 @@
 """The compute executor: one named thread that runs functions one at a time, awaited from the loop.
 
 The thread is a daemon, so that a function that never returns cannot keep a process that was told to
-end. A executor whose device is lost ends the process: whoever waits for it hears that at once, and
+end. An executor whose device is lost ends the process: whoever waits for it hears that at once, and
 whoever started it starts another.
 """
 
@@ -33,8 +33,8 @@ class _Call(NamedTuple):
 
 
 class ComputeExecutor:
-    """Functions run in the order they were given. Not tied to a loop: each call is answered on the
-    loop that made it.
+    """A thread that runs functions in the order they were given. Not tied to a loop: each call is
+    answered on the loop that made it.
 
     After an error that nobody foresaw, one that is no ZrtError, `lives` is asked in the executor
     whether the device still does what it is told.
@@ -58,7 +58,8 @@ class ComputeExecutor:
         return (self._busy_ns + running) // 1000
 
     async def run(self, fn: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """What `fn` returns or raises. ZrtError cancelled: the executor is closed.
+        """Run `fn` in the thread, and return or raise what it does. ZrtError cancelled: the
+        executor is closed.
 
         A cancelled caller leaves a function that has started to finish, and one that has not is
         never run.
@@ -81,7 +82,8 @@ class ComputeExecutor:
             self._work.put(None)
 
     async def ended(self, timeout: float) -> bool:
-        """After `close`: whether the thread ended within `timeout` seconds."""
+        """Wait for the thread to end, after `close`; return whether it did within `timeout`
+        seconds."""
         done, _ = await asyncio.wait([asyncio.wrap_future(self._end)], timeout=timeout)
         return bool(done)
 

@@ -1,21 +1,35 @@
-"""An actor's links to other actors, by endpoint, and which incarnations have been lost."""
+"""An actor's links to other actors, by endpoint, and the incarnations that were lost."""
 
 from collections.abc import Callable
 from typing import Final
 
+from zrt.runtime.actor.dispatcher import Dispatcher
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address
 from zrt.runtime.transport.link import Link
-from zrt.runtime.transport.outbox import Frames
 from zrt.runtime.transport.sockets import Sockets
 from zrt.runtime.wire.limits import MAX_FRAME
 
 _LOST_KEPT: Final = 1024
 
 
+class RoutingIds:
+    """The routing ids of one incarnation of an actor at its peers' mailboxes, each used once."""
+
+    def __init__(self, name: str, incarnation: int) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._serial = 0
+
+    def next(self) -> bytes:
+        """Return an id that was not used before."""
+        self._serial += 1
+        return f"{self._name}.{self._incarnation:x}.{self._serial:x}".encode()
+
+
 class LinkPool:
     """Links to endpoints that are never bound again once their holder is dead (port 0), so a broken
-    connection is a lost peer.
+    connection is a lost peer. What comes back over a link is the `dispatcher`'s.
 
     `on_lost(address, link, news)` is called for every link that ends of itself; `news` is true once
     per incarnation. Should the peer live after all (a network that broke), the next `get` connects
@@ -25,20 +39,20 @@ class LinkPool:
     def __init__(
         self,
         sockets: Sockets,
-        routing_id: Callable[[], bytes],
-        on_message: Callable[[Link, Frames], None],
+        routing_ids: RoutingIds,
+        dispatcher: Dispatcher,
         on_lost: Callable[[Address, Link, bool], None],
     ) -> None:
         self._sockets = sockets
-        self._routing_id = routing_id
-        self._on_message = on_message
+        self._routing_ids = routing_ids
+        self._dispatcher = dispatcher
         self._on_lost = on_lost
         self._links: dict[str, tuple[Address, Link]] = {}
         self._lost: dict[int, None] = {}
 
     def get(self, to: Address) -> Link:
-        """The link to this incarnation (0: whoever is there), made if need be. ZrtError stage_lost:
-        another one is there now."""
+        """Return the link to this incarnation (0: whoever is there), made if need be. ZrtError
+        stage_lost: another one is there now."""
         known = self._links.get(to.endpoint)
         if known is not None:
             address, link = known
@@ -53,9 +67,9 @@ class LinkPool:
         link = Link(
             self._sockets,
             to.endpoint,
-            self._routing_id,
+            self._routing_ids.next,
             limit=MAX_FRAME,
-            on_message=self._on_message,
+            on_message=self._dispatcher.on_reply,
             on_up=self._up,
             on_down=self._down,
         )
@@ -63,8 +77,8 @@ class LinkPool:
         return link
 
     def forget(self, to: Address) -> Link | None:
-        """Close the link to this incarnation, if there is one, telling nobody, and forget that it
-        was lost."""
+        """Close the link to this incarnation, if there is one, and return it; tell nobody, and
+        forget that the incarnation was lost."""
         self._lost.pop(to.incarnation, None)
         known = self._links.get(to.endpoint)
         if known is None or known[0].incarnation not in (0, to.incarnation):

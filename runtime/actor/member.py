@@ -29,18 +29,18 @@ _Order = TypeVar("_Order", bound=Control)
 REGISTER_S: Final = 5.0
 """How long a coordinator may take to answer a registration."""
 SILENCE_S: Final = 3.0
-"""How long it may leave a beat unanswered before it is taken for lost."""
+"""How long a coordinator may leave a beat unanswered before it is taken for lost."""
 UNANSWERED_S: Final = 5.0
-"""After so long without a connection that is said; then after twice as long each time, so that a
-log does not grow."""
+"""How long to wait for a connection before a warning says so; then twice as long each time, so that
+a log does not grow."""
 PAUSE_FIRST_S: Final = 0.2
 PAUSE_MOST_S: Final = 5.0
 _LEAST_BEAT_S: Final = 0.05
 
 
 class Member(Actor):
-    """`join` is the coordinator's endpoint: configured, so its link comes back with the
-    coordinator.
+    """An actor that joins the coordinator at the endpoint `join`, which is configured: so the link
+    comes back with the coordinator.
 
     `start` returns when the mailbox is bound; `registered` is set while the coordinator knows this
     incarnation, `heard` is when it last answered anything (monotonic seconds). A subclass says what
@@ -62,7 +62,7 @@ class Member(Actor):
         super().__init__(name, listen=listen, advertise=advertise, limit=limit)
         self.kind: ActorKind = kind
         self.memory_bytes = 0
-        """The most it may take; 0: no limit of its own."""
+        """The most memory this process may take; 0: no limit of its own."""
         self.state: ActorState = "starting"
         self.coordinator = Address("coordinator", 0, join)
         self.cluster = cluster
@@ -85,7 +85,7 @@ class Member(Actor):
         self._joined = Link(
             self._sockets,
             self.coordinator.endpoint,
-            self._routing_id,
+            self._routing_ids.next,
             limit=MAX_CLIENT_FRAME,
             on_message=self._on_answer,
             on_up=lambda _: self._up.set(),
@@ -99,7 +99,7 @@ class Member(Actor):
         self.depend(self._membership(), "membership")
 
     async def there(self) -> None:
-        """Until the coordinator knows it: from then on its silence is noticed."""
+        """Wait until the coordinator knows this process: from then on its silence is noticed."""
         await self.registered.wait()
 
     async def stop(self) -> None:
@@ -112,7 +112,7 @@ class Member(Actor):
     # ---- for a subclass --------------------------------------------------------------------------
 
     def registration(self) -> Register:
-        """What this process tells the coordinator first, each time it joins."""
+        """Return what this process tells the coordinator first, each time it joins."""
         return Register(
             self.kind,
             self.endpoint,
@@ -126,13 +126,12 @@ class Member(Actor):
         )
 
     def load(self) -> Load | None:
-        """What each beat carries."""
+        """Return what each beat says of this process's work."""
         return None
 
     def obey(self, body_type: type[_Order], fn: Handler[_Order]) -> None:
-        """As `handle`, for what the coordinator alone may send: from anyone else, or from one that
-        is not ours any more, it is counted as stale and refused as `unauthorized`.
-        """
+        """Handle a message that the coordinator alone may send, as `handle` does: from anyone else,
+        or a coordinator that was left, it is counted as stale and refused as `unauthorized`."""
 
         def checked(body: _Order, envelope: Envelope) -> Answer | Awaitable[Answer]:
             known = self.is_coordinator(envelope)
@@ -146,12 +145,12 @@ class Member(Actor):
         self.handle(body_type, checked)
 
     def is_coordinator(self, envelope: Envelope) -> bool:
-        """Whether the coordinator that knows this process sent it."""
+        """Whether the coordinator that knows this process sent this envelope."""
         return self.coordinator.incarnation != 0 and envelope.header.incarnation == self.coordinator.incarnation
 
     async def _obey_later(self, body: _Order, envelope: Envelope, fn: Handler[_Order]) -> Answer:
-        """A new coordinator's first order may be here before its answer to our registration; those
-        that follow it do not overtake it."""
+        """Handle an order once this process is registered, and in turn: a new coordinator's first
+        order may be here before its answer to the registration."""
         due = asyncio.get_running_loop().time() + REGISTER_S
         try:
             async with self._in_order:
@@ -173,26 +172,26 @@ class Member(Actor):
         )
 
     def on_registered(self, fn: Callable[[bool], None]) -> None:
-        """`fn(again)` after every registration; `again` is true when this very incarnation of the
-        coordinator took us before."""
+        """Call `fn(again)` after every registration; `again` is true when this very incarnation of
+        the coordinator took this process before."""
         self._on_registered_fns.append(fn)
 
     def on_coordinator_lost(self, fn: Callable[[], None]) -> None:
-        """`fn()` once per registration that ends: the connection broke, beats stay unanswered, or
-        the coordinator no longer knows us."""
+        """Call `fn()` once per registration that ends: the connection broke, beats stay unanswered,
+        or the coordinator no longer knows this process."""
         self._on_lost_fns.append(fn)
 
     def tell_coordinator(self, body: Body) -> bool:
-        """False while not registered: then nothing is sent, since the next registration tells how
-        things are. ZrtError as `tell`."""
+        """Tell the coordinator; return False while not registered: then nothing is sent, since the
+        next registration tells how things are. ZrtError as `tell`."""
         if not self.registered.is_set():
             return False
         self._tell(self._joined, self.coordinator, body)
         return True
 
     async def ask_coordinator(self, body: Body, *, timeout: float) -> Envelope:
-        """As `ask`. ZrtError coordinator_lost while not registered, and where `ask` says
-        stage_lost."""
+        """Ask the coordinator, as `ask` does. ZrtError coordinator_lost while not registered, and
+        where `ask` says stage_lost."""
         if not self.registered.is_set():
             raise ZrtError("coordinator_lost", f"not registered at {self.coordinator.endpoint}", self.name)
         return await self._ask(self._joined, self.coordinator, body, timeout)
@@ -223,7 +222,7 @@ class Member(Actor):
 
     def _on_link_down(self, link: Link) -> None:
         self._up.clear()
-        self._questions.fail(link.lost(), link)
+        self._pending.fail(link.lost(), link)
         self._lose("the connection broke")
 
     async def _membership(self) -> None:
@@ -234,7 +233,7 @@ class Member(Actor):
                 await self._register()
             except ZrtError as error:
                 what = "does not answer" if error.kind == "coordinator_lost" else "does not take this process"
-                self._complaints.add("registration", f"{self.coordinator.endpoint} {what}: {error}")
+                self._log_limiter.add("registration", f"{self.coordinator.endpoint} {what}: {error}")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSE_MOST_S)
             else:
@@ -281,8 +280,8 @@ class Member(Actor):
                 self._lose(str(error))
 
     def _room_bytes(self) -> int:
-        """What a blank process could grow to: the coordinator gives it blocks by that. Nobody asks
-        it of others, so they do not look."""
+        """Return the bytes a blank process could grow to, by which the coordinator gives it blocks;
+        0 for any other process, which nobody asks."""
         if self.state != "blank":
             return 0
         try:

@@ -29,8 +29,8 @@ class Tasks:
     def spawn(
         self, coro: Coroutine[Any, Any, _T], name: str, awaits: Awaitable[Any] | None = None
     ) -> "asyncio.Task[_T]":
-        """Run `coro`; what it raises is logged. ZrtError cancelled: closed; overloaded: MOST are
-        running.
+        """Run `coro` as a task; an exception is logged. ZrtError cancelled: closed; overloaded:
+        MOST are running.
 
         `awaits` is what `coro` was given to await: where the task is refused, or cancelled before
         it began, that ends with it.
@@ -69,8 +69,8 @@ class Tasks:
 
 
 async def together(*coros: Coroutine[Any, Any, _T]) -> list[_T]:
-    """What they return, in their order; or what the first one raised that failed, once the others
-    have been cancelled and ended."""
+    """Run coroutines at the same time, and return their results in order; raise what the first one
+    raised that failed, once the others have been cancelled and ended."""
     tasks = [asyncio.ensure_future(coro) for coro in coros]
     try:
         return list(await asyncio.gather(*tasks))

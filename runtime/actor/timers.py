@@ -1,4 +1,4 @@
-"""Something done again and again on the loop, and how late the loop was with it."""
+"""Periodic calls on the loop, and how late the loop was with them."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ class Lateness:
 
 
 class Periodic:
-    """Calls `fn` every `seconds` until cancelled, first after `seconds`. Times missed while the
+    """A call of `fn` every `seconds` until cancelled, first after `seconds`. Times missed while the
     loop was busy are not made up for."""
 
     def __init__(self, seconds: float, fn: Callable[[], None], lateness: Lateness) -> None:

@@ -21,7 +21,7 @@ from zrt.runtime.transport.sockets import Socket, Sockets, readable
 
 ECHO = """
 import asyncio, sys
-from zrt.runtime.actor import Actor
+from zrt.runtime.actor.actor import Actor
 
 async def main():
     actor = Actor("a")

@@ -24,7 +24,7 @@ def _take(generation: Generation, at: float) -> None:
     """A token whose only stage took 3 ms."""
     index = len(generation.session.tokens)
     generation.session.push(index, 5)
-    generation.sampled(SampledToken(7, generation.session.epoch, index, 5, [HopTime(1000, 1900, 100, 0)]), at)
+    generation.take(SampledToken(7, generation.session.epoch, index, 5, [HopTime(1000, 1900, 100, 0)]), at)
 
 
 def test_between_the_stages_is_what_no_stage_accounts_for() -> None:
@@ -38,7 +38,7 @@ def test_an_interruption_is_nobodys_network() -> None:
     generation = _generation()
     _take(generation, 1.0)
     _take(generation, 1.005)
-    generation.session.epoch += 1  # a stage was lost
+    generation.session.begin_epoch()  # a stage was lost
     _take(generation, 9.0)
     _take(generation, 9.005)
     info = generation.info(0.0, 9.005, 16)

@@ -75,7 +75,7 @@ async def test_stop_fails_open_questions_as_cancelled(start: Start) -> None:
 
     answerer.handle(Close, never)
     asking = asyncio.create_task(asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S))
-    await until(lambda: len(asker._questions) == 1)
+    await until(lambda: len(asker._pending) == 1)
     await asker.stop()
     with pytest.raises(ZrtError) as raised:
         await asking

@@ -217,7 +217,7 @@ async def test_a_registration_that_is_refused_is_tried_again(start: Start, endpo
     coordinator.refusing = True
     await start(coordinator)
     await start(worker)
-    await until(lambda: bool(worker._complaints._times["registration"]))
+    await until(lambda: bool(worker._log_limiter._times["registration"]))
     coordinator.refusing = False
     await asyncio.wait_for(worker.registered.wait(), PATIENCE_S)
     assert worker.losses == 0

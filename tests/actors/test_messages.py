@@ -168,11 +168,11 @@ async def test_a_cancelled_question_is_forgotten(start: Start) -> None:
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
     answerer.handle(Close, _never)
     asking = asyncio.ensure_future(asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S))
-    await until(lambda: len(asker._questions) == 1)
+    await until(lambda: len(asker._pending) == 1)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert len(asker._questions) == 0
+    assert len(asker._pending) == 0
 
 
 async def test_open_questions_are_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +180,8 @@ async def test_open_questions_are_bounded(start: Start, monkeypatch: pytest.Monk
     asker, answerer = await start(Actor("a")), await start(Actor("b"))
     answerer.handle(Close, _never)
     asking = [asyncio.ensure_future(asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S)) for _ in range(8)]
-    await until(lambda: len(asker._questions) == 8)
-    with pytest.raises(ZrtError, match="8 questions") as raised:
+    await until(lambda: len(asker._pending) == 8)
+    with pytest.raises(ZrtError, match="8 requests are pending") as raised:
         await asker.ask(answerer.address, Close(1, 2), timeout=PATIENCE_S)
     assert raised.value.kind == "overloaded"
     for task in asking:

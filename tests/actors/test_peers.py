@@ -46,7 +46,7 @@ async def test_the_death_of_a_peer_fails_its_questions_and_is_told_once(start: S
     deaths: list[Address] = []
     asker.on_peer_death(deaths.append)
     asking = [asyncio.ensure_future(asker.ask(address, Close(1, 2), timeout=PATIENCE_S)) for _ in range(3)]
-    await until(lambda: len(asker._questions) == 3)
+    await until(lambda: len(asker._pending) == 3)
     await answerer.stop()
     for result in await asyncio.gather(*asking, return_exceptions=True):
         assert isinstance(result, ZrtError)
@@ -148,7 +148,7 @@ async def test_a_peer_that_lives_on_after_its_connection_broke_is_reached_again(
     asker.on_peer_death(deaths.append)
     for breaks in range(1, 4):
         await asker.ask(answerer.address, Shutdown(), timeout=PATIENCE_S)
-        link = asker._links.get(answerer.address)
+        link = asker._link_pool.get(answerer.address)
         link._over()  # as libzmq's report of a broken connection does
         assert len(deaths) == breaks
 

@@ -25,8 +25,8 @@ class Publisher(Actor):
         super().__init__("publisher")
         self.told = 0
         self._make = make
-        self.happened = EventLog()
-        self.subscribers = Subscribers(self, self._snapshot, self.happened)
+        self.event_log = EventLog()
+        self.subscribers = Subscribers(self, self._snapshot, self.event_log)
         self.handle_bare(lambda bare: self.add(bare))
 
     def add(self, bare: Bare) -> None:

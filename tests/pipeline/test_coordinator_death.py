@@ -122,7 +122,7 @@ async def test_a_drained_block_server_stays_drained(cluster: Local, state: str) 
     await die(cluster.coordinator)
     new = await successor(cluster)
     try:
-        await until(lambda: (entry := new.roster.find("stage1")) is not None and entry.state == "drained")
+        await until(lambda: (record := new.roster.find("stage1")) is not None and record.state == "drained")
         assert stage.turns.engine is engine
         async with Client(new.endpoint) as client:
             await client.undrain("stage1")
@@ -206,7 +206,7 @@ async def test_a_block_server_does_not_join_another_cluster_that_got_the_port(cl
     fresh = make_server("fresh", other.endpoint)
     await fresh.start()
     try:
-        complaints = [server._complaints._times for server in cluster.servers]
+        complaints = [server._log_limiter._times for server in cluster.servers]
         await until(lambda: all(times["registration"] >= 2 for times in complaints))
         await asyncio.wait_for(fresh.registered.wait(), WAIT_S)
         assert [entry.address.name for entry in other.roster.of_kind("block_server")] == ["fresh"]

@@ -181,7 +181,7 @@ async def test_an_undrain_ends_a_drain(folder: Path) -> None:
         with pytest.raises(ZrtError, match="undrained") as raised:
             await drain
         assert raised.value.kind == "cancelled"
-        told = [(one.where, one.text) for one in cluster.coordinator.happened.since(0) if one.kind == "drain"]
+        told = [(one.where, one.text) for one in cluster.coordinator.event_log.since(0) if one.kind == "drain"]
         assert ("stage1", "is undrained") in told
         assert len((await made.over())[0]) == LENGTH
 

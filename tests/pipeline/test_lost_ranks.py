@@ -134,7 +134,7 @@ async def test_ranks_killed_one_after_the_other_while_sessions_generate(
         await cluster.greedy(PROMPT[:5], 2)
         await cluster.settled()
         held, began, over = holdings(), time.monotonic(), asyncio.Event()
-        suspects = cluster.coordinator.generations.moves.routing.suspects
+        suspects = cluster.coordinator.generations.rerouting.routing.quarantine
 
         async def ask_again_and_again() -> int:
             done = 0

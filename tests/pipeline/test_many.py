@@ -147,7 +147,7 @@ async def test_a_preempted_session_comes_back_only_once_it_has_left_and_no_other
         wanted = [await roomy.greedy(*one) for one in asked]
         page = roomy.servers[0].turns.engine.stats().page_bytes  # type: ignore[union-attr]
     async with local_cluster(folder, TWO, kv_bytes=24 * page) as cluster:
-        routing = cluster.coordinator.generations.moves.routing
+        routing = cluster.coordinator.generations.rerouting.routing
         leave_now, left = routing.leave_now, []
 
         async def leave_slowly(generation: Generation) -> None:

@@ -12,6 +12,16 @@ from zrt.actors.coordinator.metrics_server import MetricsServer
 from zrt.runtime.errors import ZrtError
 
 
+class Silent:
+    """A cluster without metrics, in good health."""
+
+    def exposition(self) -> bytes:
+        return b""
+
+    def unready(self) -> str:
+        return ""
+
+
 async def ask(port: int, request: bytes) -> tuple[int, str]:
     """Status and body."""
     async with asyncio.timeout(10):
@@ -59,7 +69,7 @@ async def test_a_cluster_tells_its_metrics_and_its_health(make_model: Callable[.
     ],
 )
 async def test_a_stranger_gets_a_short_answer(request_: bytes, status: int) -> None:
-    server = MetricsServer("tcp://127.0.0.1:0", lambda: b"", lambda: "")
+    server = MetricsServer("tcp://127.0.0.1:0", Silent())
     await server.start()
     try:
         assert (await ask(server.port, request_))[0] == status
@@ -69,7 +79,7 @@ async def test_a_stranger_gets_a_short_answer(request_: bytes, status: int) -> N
 
 async def test_one_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "REQUEST_S", 0.1)
-    server = MetricsServer("tcp://127.0.0.1:0", lambda: b"", lambda: "")
+    server = MetricsServer("tcp://127.0.0.1:0", Silent())
     await server.start()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -77,7 +87,7 @@ async def test_one_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatc
             assert await reader.read() == b""
         writer.close()
         with pytest.raises(ZrtError, match="cannot be had") as raised:
-            await MetricsServer(f"tcp://127.0.0.1:{server.port}", lambda: b"", lambda: "").start()
+            await MetricsServer(f"tcp://127.0.0.1:{server.port}", Silent()).start()
         assert raised.value.kind == "bad_config"
     finally:
         server.close()

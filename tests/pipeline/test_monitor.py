@@ -65,7 +65,7 @@ async def test_everything_that_happened_is_told_once_to_a_watch_and_again_to_who
         told = [happened.serial for happened in (await anext(watch)).happened]
         with pytest.raises(ZrtError):
             await cluster.client.drain("nobody")
-        while not cluster.coordinator.happened.errors["bad_request"] or told[-1] < cluster.coordinator.happened.last:
+        while not cluster.coordinator.event_log.errors["bad_request"] or told[-1] < cluster.coordinator.event_log.last:
             told += [happened.serial for happened in (await anext(watch)).happened]
     assert told == list(range(1, len(told) + 1))
     seen = await cluster.client.status()

@@ -36,7 +36,7 @@ async def test_sessions_spread_over_replicas_and_stay(folder: Path, wanted: list
             for stage in range(2):
                 names = [route[stage] for route in at_first]
                 assert [names.count(f"stage{stage}.{replica}") for replica in range(2)] == [4, 4]
-            crowds = [cluster.coordinator.generations.moves.crowd(slot) for slot in range(2)]
+            crowds = [cluster.coordinator.generations.rerouting.crowd(slot) for slot in range(2)]
             assert {crowd[name] for crowd in crowds for name in crowd} == {(4, 2)}
             await made.have(50)
             assert routes(cluster) == at_first
@@ -114,7 +114,7 @@ async def test_a_lost_range_goes_to_two_narrower_spares(lost: str, folder: Path,
     """None of the spares has the memory for both blocks: the pipeline grows by a stage, and by a
     slot."""
     async with local_cluster(folder, TWO, model_context=512) as cluster:
-        needed = cluster.coordinator.roster._seating._needed
+        needed = cluster.coordinator.roster._placement._memory.needed_bytes
         room = max(needed(0, 0), needed(3, 3))
         assert room < min(needed(0, 1), needed(2, 3))
         async with load(cluster.client, COUNT, LENGTH) as made:

@@ -118,7 +118,7 @@ async def test_a_new_route_in_between_changes_no_token(cluster: Local) -> None:
         said += piece.logprobs or []
         if len(said) >= 20 * (routes + 1) and routes < 4:
             routes += 1
-            cluster.coordinator.generations.moves.peer_lost(
+            cluster.coordinator.generations.rerouting.peer_lost(
                 cluster.servers[routes % 2].address, "it is said to be lost"
             )
             assert next(cluster.coordinator.generations.infos()).epoch == routes + 1

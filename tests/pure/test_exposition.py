@@ -3,13 +3,14 @@
 from prometheus_client.parser import text_string_to_metric_families
 from support.snapshots import actor, cluster, group
 
-from zrt.actors.coordinator.metrics import BETWEEN_S, Histogram, Times, exposition
+from zrt.actors.coordinator.metrics import exposition
+from zrt.actors.coordinator.sessions.latencies import INTER_TOKEN_S, Histogram, Latencies
 from zrt.runtime.messages.client import Cluster
 
 
-def read(seen: Cluster, times: Times | None = None, **drains: int) -> dict[tuple[str, ...], float]:
+def read(seen: Cluster, latencies: Latencies | None = None, **drains: int) -> dict[tuple[str, ...], float]:
     """Each sample's value, by its name and its labels' values, sorted by label."""
-    text = exposition(seen, times or Times(), drains).decode()
+    text = exposition(seen, latencies or Latencies(), drains).decode()
     return {
         (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
         for family in text_string_to_metric_families(text)
@@ -41,10 +42,10 @@ def test_what_block_servers_tell_is_there_by_actor_and_stage() -> None:
 
 
 def test_times_are_histograms() -> None:
-    times = Times()
+    latencies = Latencies()
     for seconds in (0.004, 0.006, 0.006, 99.0):
-        times.between.observe(seconds)
-    found = read(cluster(), times)
+        latencies.inter_token.observe(seconds)
+    found = read(cluster(), latencies)
     assert found["zrt_inter_token_seconds_bucket", "0.005"] == 1
     assert found["zrt_inter_token_seconds_bucket", "0.01"] == 3
     assert found["zrt_inter_token_seconds_bucket", "+Inf"] == found["zrt_inter_token_seconds_count",] == 4
@@ -52,6 +53,6 @@ def test_times_are_histograms() -> None:
 
 
 def test_a_bucket_holds_its_upper_end() -> None:
-    seen = Histogram(BETWEEN_S)
+    seen = Histogram(INTER_TOKEN_S)
     seen.observe(0.001)
     assert seen.buckets()[0] == ("0.001", 1)

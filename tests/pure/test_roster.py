@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from zrt.actors.coordinator.fleet.process_record import LoadingProgress
 from zrt.actors.coordinator.fleet.roster import MOST, Roster
 from zrt.runtime.cluster.seats import Seat, seats
 from zrt.runtime.errors import ZrtError
@@ -12,18 +13,28 @@ from zrt.runtime.messages.control import Address, Fault
 from zrt.runtime.messages.members import Assignment, Beat, LoadProgress, Register, StateChanged
 from zrt.runtime.messages.stats import Load
 
+
+class SizedMemory:
+    """Any block takes `block` bytes, and what holds any `fixed` more; a pool of KV memory has
+    `pool` pages of one block."""
+
+    def __init__(self, block: int = 10, fixed: int = 5, pool: int = 60) -> None:
+        self._block = block
+        self._fixed = fixed
+        self._pool = pool
+
+    def needed_bytes(self, first: int, last: int) -> int:
+        return self._fixed + self._block * (last - first + 1)
+
+    def kv_pages(self, seat: Seat) -> int:
+        return self._pool // (seat.last - seat.first + 1)
+
+
 PLAN = seats([(0, 14), (15, 29)], [1, 2])
 
 
 def make_roster(spares: int = 0, plan: Sequence[Seat] = PLAN) -> Roster:
-    """A block takes 10 bytes, and what holds any 5 more; a pool of KV memory has 60 pages of one
-    block."""
-    return Roster(
-        plan,
-        needed=lambda first, last: 5 + 10 * (last - first + 1),
-        pages=lambda seat: 60 // (seat.last - seat.first + 1),
-        spares=[f"spare{number}" for number in range(spares)],
-    )
+    return Roster(plan, SizedMemory(), spares=[f"spare{number}" for number in range(spares)])
 
 
 def join(
@@ -68,8 +79,8 @@ def test_a_stage_that_loads_anew_has_loaded_nothing() -> None:
     roster.load_progress(address, LoadProgress(0, 8, 8, graphs=2, all_graphs=2))
     for again in range(2):
         roster.state_changed(address, StateChanged("loading", 0))
-        entry = roster.known(address)
-        assert (entry.done_bytes, entry.total_bytes, entry.graphs, entry.all_graphs) == (3 * again, 8, 0, 2)
+        record = roster.known(address)
+        assert record.loading == LoadingProgress(3 * again, 8, graphs=0, all_graphs=2)
         roster.load_progress(address, LoadProgress(0, 3, 8, all_graphs=2))
 
 
@@ -82,7 +93,7 @@ def test_a_seat_goes_to_the_actor_of_its_name() -> None:
     join(roster, "stage1.1")
     join(roster, "stranger")
     placed = roster.place()
-    assert [(entry.address.name, entry.seat and entry.seat.replica) for entry in placed] == [("stage1.1", 1)]
+    assert [(record.address.name, record.seat and record.seat.replica) for record in placed] == [("stage1.1", 1)]
     assert roster.place() == []
 
 
@@ -91,7 +102,7 @@ def test_a_stranger_takes_the_seat_of_a_process_that_will_not_come_back() -> Non
     join(roster, "stranger")
     assert roster.place() == []
     roster.lost("stage0", "it ended")
-    assert [entry.seat and entry.seat.stage for entry in roster.place()] == [0]
+    assert [record.seat and record.seat.stage for record in roster.place()] == [0]
 
 
 def test_a_route_has_one_ready_replica_a_stage_the_least_loaded() -> None:
@@ -109,10 +120,10 @@ def test_what_was_done_before_the_first_beat_is_no_rate() -> None:
     """After a restart of the coordinator its processes have a past."""
     roster = make_roster()
     address = join(roster, "stage0")
-    entry = roster.beat(address, Beat("ready", 0, 0, Load(busy_us=9_000_000, tokens=500)), 1.0)
-    assert (entry.busy_share, entry.tokens_s) == (0, 0)
-    entry = roster.beat(address, Beat("ready", 0, 0, Load(busy_us=9_500_000, tokens=530)), 2.0)
-    assert (entry.busy_share, entry.tokens_s) == (0.5, 30)
+    record = roster.beat(address, Beat("ready", 0, 0, Load(busy_us=9_000_000, tokens=500)), 1.0)
+    assert (record.last_beat.busy_share, record.last_beat.tokens_s) == (0, 0)
+    record = roster.beat(address, Beat("ready", 0, 0, Load(busy_us=9_500_000, tokens=530)), 2.0)
+    assert (record.last_beat.busy_share, record.last_beat.tokens_s) == (0.5, 30)
 
 
 def test_a_name_belongs_to_one_living_process() -> None:
@@ -133,13 +144,13 @@ def test_a_name_belongs_to_one_living_process() -> None:
 def test_what_belongs_to_an_older_assignment_is_ignored() -> None:
     roster = make_roster()
     address = join(roster, "stage0")
-    (entry,) = roster.place()
-    entry.serial = 5
+    (record,) = roster.place()
+    record.serial = 5
     roster.state_changed(address, StateChanged("failed", 4, Fault("bad_model", "old")))
     roster.load_progress(address, LoadProgress(4, 1, 2))
-    assert (entry.state, entry.total_bytes) == ("blank", 0)
+    assert (record.state, record.loading.total_bytes) == ("blank", 0)
     roster.load_progress(address, LoadProgress(5, 1, 2))
-    assert (entry.done_bytes, entry.total_bytes) == (1, 2)
+    assert (record.loading.done_bytes, record.loading.total_bytes) == (1, 2)
 
 
 def test_a_failed_load_is_the_clusters_fault() -> None:
@@ -178,7 +189,7 @@ def test_silence_is_told_by_the_last_beat() -> None:
     roster = make_roster()
     address = join(roster, "stage0")
     assert roster.silent(3.0, 3.0) == []
-    assert [entry.address for entry in roster.silent(3.1, 3.0)] == [address]
+    assert [record.address for record in roster.silent(3.1, 3.0)] == [address]
     roster.beat(address, Beat("blank", 0, 0), 3.1)
     assert roster.silent(6.0, 3.0) == []
 
@@ -239,22 +250,22 @@ def test_what_an_earlier_coordinator_gave_is_kept_where_it_fits(
 ) -> None:
     roster = make_roster()
     address = join(roster, name, state="ready")
-    entry = roster.known(address)
+    record = roster.known(address)
     holds = replace(TEMPLATE, **{"serial": 77, "first": 15, "last": 29, **change})
-    assert roster.take_over(entry, holds, TEMPLATE) == (seat is not None)
-    assert (entry.seat and entry.seat.name) == seat
-    assert (entry.serial, entry.state) == ((77, "loading") if seat else (0, "blank"))
-    assert not entry.routable
+    assert roster.take_over(record, holds, TEMPLATE) == (seat is not None)
+    assert (record.seat and record.seat.name) == seat
+    assert (record.serial, record.state) == ((77, "loading") if seat else (0, "blank"))
+    assert not record.routable
     roster.state_changed(address, StateChanged("ready", 77))
-    assert entry.routable == (seat is not None)
+    assert record.routable == (seat is not None)
 
 
 @pytest.mark.parametrize(("tp", "kept"), [(2, True), (1, False), (4, False)])
 def test_the_seat_of_a_leader_is_for_one_that_leads_as_many_ranks(tp: int, kept: bool) -> None:
     roster = make_roster(plan=[Seat("stage0", 0, 0, 0, 29, tp=2)])
-    entry = roster.known(join(roster, "stage0", state="ready"))
+    record = roster.known(join(roster, "stage0", state="ready"))
     holds = replace(TEMPLATE, serial=77, first=0, last=29, tp=tp)
-    assert roster.take_over(entry, holds, TEMPLATE) is kept
+    assert roster.take_over(record, holds, TEMPLATE) is kept
 
 
 def test_a_seat_is_taken_over_once() -> None:
@@ -262,7 +273,7 @@ def test_a_seat_is_taken_over_once() -> None:
     holds = replace(TEMPLATE, serial=77, first=0, last=14)
     taken = [roster.take_over(roster.known(join(roster, name)), holds, TEMPLATE) for name in ("a", "b")]
     assert taken == [True, False]
-    assert [entry.address.name for entry in roster.place()] == []
+    assert [record.address.name for record in roster.place()] == []
 
 
 @pytest.mark.parametrize(
@@ -442,11 +453,7 @@ def test_a_lost_seat_goes_to_the_least_room_that_is_enough(rooms: dict[str, int]
 def test_a_lost_range_goes_to_two_narrower_spares(stage: str, rooms: tuple[int, ...], held: dict[str, str]) -> None:
     """The two with the most room share it so that both are equally full; the stages behind move on
     by one."""
-    roster = Roster(
-        seats([(0, 14), (15, 29)], [1, 1]),
-        needed=lambda first, last: 5 + 10 * (last - first + 1),
-        pages=lambda seat: 60 // (seat.last - seat.first + 1),
-    )
+    roster = Roster(seats([(0, 14), (15, 29)], [1, 1]), SizedMemory())
     make_ready(roster, "stage0", "stage1")
     for number, room in enumerate(rooms):
         join(roster, f"spare{number}", memory=room)
@@ -467,7 +474,7 @@ def test_a_lost_range_goes_to_two_narrower_spares(stage: str, rooms: tuple[int, 
 
 
 def test_half_a_stage_can_be_lost_and_cut_again() -> None:
-    roster = Roster(seats([(0, 3)], [1]), needed=lambda first, last: last - first + 1, pages=lambda first, last: 1)
+    roster = Roster(seats([(0, 3)], [1]), SizedMemory(block=1, fixed=0))
     make_ready(roster, "stage0")
     for name, room in (("a", 2), ("b", 2), ("c", 1), ("d", 1)):
         join(roster, name, memory=room)
@@ -547,7 +554,7 @@ def test_a_stage_is_not_lost_while_a_process_that_may_take_it_is_awaited(awaited
 def test_a_session_goes_where_fewest_are(crowd: dict[str, tuple[int, int]], current: str | None, chosen: str) -> None:
     roster = make_roster()
     make_ready(roster, "stage0", "stage1.0", "stage1.1")
-    here = [entry.address for entry in roster.of_kind("block_server") if entry.address.name == current]
+    here = [record.address for record in roster.of_kind("block_server") if record.address.name == current]
     assert [address.name for address in roster.pipeline.route(here, crowd) or []] == ["stage0", chosen]
 
 
@@ -592,9 +599,7 @@ def test_the_stage_with_the_fewest_pages_limits(ready: list[str], pages: tuple[i
 
 
 def test_replicas_add_up() -> None:
-    roster = Roster(
-        seats([(0, 1), (2, 2)], [2, 1]), needed=lambda *_: 0, pages=lambda seat: 60 // (seat.last - seat.first + 1)
-    )
+    roster = Roster(seats([(0, 1), (2, 2)], [2, 1]), SizedMemory(block=0, fixed=0))
     make_ready(roster, "stage0.0", "stage1")
     assert roster.pipeline.capacity() == (30, 30)
     make_ready(roster, "stage0.1")

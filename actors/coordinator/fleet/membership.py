@@ -1,5 +1,5 @@
-"""The coordinator's processes: who registers, beats, hangs and dies, and what each is given to
-hold.
+"""The membership of a cluster: which processes register, beat, hang and die, and what each is given
+to hold.
 
 Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers:
 StateChanged, LoadProgress. Sends to block servers: Assign, Workers. To `zrt up`: Kill.
@@ -50,8 +50,9 @@ WATCH_S = 1.0
 
 
 class Membership:
-    """`template` is what all assignments have in common, `cluster` the cluster's id; `changed` is
-    called when there is something to tell subscribers."""
+    """The processes of the coordinator `actor`, whose messages are handled here. `template` is what
+    all assignments have in common, `cluster` the cluster's id; `changed` is called when there is
+    something to tell subscribers."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Membership:
         conf: Conf,
         roster: Roster,
         generations: Generations,
-        happened: EventLog,
+        event_log: EventLog,
         *,
         template: Assignment,
         cluster: str,
@@ -69,18 +70,16 @@ class Membership:
         self._conf = conf
         self._roster = roster
         self._generations = generations
-        self._happened = happened
+        self._event_log = event_log
         self._template = template
         self._cluster = cluster
         self._changed = changed
-        self._helping = WorkerAllocation(conf)
-        self._complaints = LogLimiter(actor.name)
+        self._worker_allocation = WorkerAllocation(conf)
+        self._log_limiter = LogLimiter(actor.name)
         self._down_at: float | None = None
-        self.closed = False
-        """Processes end: nobody is given blocks any more."""
-        self._serials = count(
-            secrets.randbits(62)
-        )  # none that an earlier coordinator gave: members still hold its assignments
+        self._closed = False
+        # Begin with none that an earlier coordinator gave: members still hold its assignments.
+        self._serials = count(secrets.randbits(62))
         actor.handle(Register, self._on_register)
         actor.handle(Beat, self._on_beat)
         actor.handle(StateChanged, self._on_state)
@@ -89,7 +88,7 @@ class Membership:
         actor.on_peer_death(self._on_peer_death)
 
     def start(self) -> None:
-        """Look from now on after those that fall silent."""
+        """Look from now on after processes that fall silent."""
         self._actor.every(WATCH_S, self._watch)
 
     def _on_register(self, message: Register, envelope: Envelope) -> Control:
@@ -103,16 +102,16 @@ class Membership:
         if header.sender == self._actor.name or not header.sender.isprintable():
             raise ZrtError("bad_request", f"no process here may be called {header.sender!r}", self._actor.name)
         again = self._roster.find(header.sender)
-        entry = self._roster.register(address, message, time.monotonic())
+        record = self._roster.register(address, message, time.monotonic())
         if message.holds is not None and message.state in TAKEN_OVER:
-            self._roster.take_over(entry, message.holds, self._template, ready=message.state == "ready")
+            self._roster.take_over(record, message.holds, self._template, ready=message.state == "ready")
         if again is not None:
             # what it told us while its connection was broken is lost
-            self._generations.moves.peer_lost(address, f"{address.name} was out of reach")
+            self._generations.rerouting.peer_lost(address, f"{address.name} was out of reach")
         if message.kind == "layer_worker":
             self._actor.watch(address)
-            self._helping.came(address.name, message.serves)
-            if again is None and (why := self._helping.useless(address.name)):
+            self._worker_allocation.came(address.name, message.serves)
+            if again is None and (why := self._worker_allocation.useless(address.name)):
                 log.warning("the worker %s has nothing to do here: %s", address.name, why)
         self._place()
         self._workers_changed()
@@ -123,32 +122,33 @@ class Membership:
     def _place(self) -> None:
         """Give blank block servers what the plan lacks, and make those blank that hold what it does
         not need."""
-        for entry in () if self.closed else self._roster.place():
-            assignment = entry.assign(self._template, next(self._serials))
-            self._actor.spawn(self._assign(entry.address, assignment), f"assign {entry.address.name}")
-        for entry in self._roster.surplus():
-            self._actor.spawn(self._assign(entry.address, None), f"free {entry.address.name}")
+        for record in () if self._closed else self._roster.place():
+            assignment = record.assign(self._template, next(self._serials))
+            self._actor.spawn(self._assign(record.address, assignment), f"assign {record.address.name}")
+        for record in self._roster.surplus():
+            self._actor.spawn(self._assign(record.address, None), f"free {record.address.name}")
         self.changed()
 
     def changed(self) -> None:
-        """Block servers come, go, or are in another state: sessions and subscribers are to know."""
-        self._generations.moves.routes_changed()
+        """Let sessions and subscribers know that block servers came, went, or are in another
+        state."""
+        self._generations.rerouting.routes_changed()
         self._changed()
 
     def _workers_changed(self, *gone: Address) -> None:
         """Tell the block servers that lend which workers they have now; `gone` are those whose
         process is not there any more."""
-        workers = {entry.address.name: entry.address for entry in self._roster.of_kind("layer_worker")}
+        workers = {record.address.name: record.address for record in self._roster.of_kind("layer_worker")}
         servers = [
-            entry for entry in self._roster.of_kind("block_server") if entry.seat is not None and entry.seat.lends
+            record for record in self._roster.of_kind("block_server") if record.seat is not None and record.seat.lends
         ]
-        self._helping.share_out(
-            workers, {entry.address.name: entry.waits for entry in servers if entry.seat and entry.seat.helped}
+        self._worker_allocation.share_out(
+            workers, {record.address.name: record.waits for record in servers if record.seat and record.seat.helped}
         )
-        for entry in servers:
-            assert entry.seat is not None
-            there, awaited = self._helping.of(entry.address.name, entry.seat, workers)
-            self.tell(entry.address, Workers([workers[name] for name in there], awaited, list(gone)))
+        for record in servers:
+            assert record.seat is not None
+            there, awaited = self._worker_allocation.of(record.address.name, record.seat, workers)
+            self.tell(record.address, Workers([workers[name] for name in there], awaited, list(gone)))
 
     async def _assign(self, address: Address, assignment: Assignment | None) -> None:
         try:
@@ -162,26 +162,26 @@ class Membership:
     def _on_beat(self, message: Beat, envelope: Envelope) -> Control:
         sender = _sender(envelope)
         before = self._roster.known(sender).load.group
-        entry = self._roster.beat(sender, message, time.monotonic())
-        group = entry.load.group
+        record = self._roster.beat(sender, message, time.monotonic())
+        group = record.load.group
         if before is not None and group is not None and group.rebuilds > before.rebuilds:
-            self._happened.add("rebuild", entry.address.name, f"its group of ranks is formed anew: {group.fault}")
-        if entry.blank:
+            self._event_log.add("rebuild", record.address.name, f"its group of ranks is formed anew: {group.fault}")
+        if record.blank:
             self._place()  # it may have more room than it had
         return Done()
 
     def _on_state(self, message: StateChanged, envelope: Envelope) -> None:
-        entry = self._roster.state_changed(_sender(envelope), message)
+        record = self._roster.state_changed(_sender(envelope), message)
         fault = message.fault
-        self._happened.add(
+        self._event_log.add(
             "state",
-            entry.address.name,
+            record.address.name,
             f"is {message.state}" + (f": {fault.message}" if fault else ""),
             fault.kind if fault else "",
         )
         if message.state == "loading":  # what it held of sessions is gone
-            why = fault.message if fault else f"{entry.address.name} loads its blocks anew"
-            self._generations.moves.peer_lost(entry.address, why)
+            why = fault.message if fault else f"{record.address.name} loads its blocks anew"
+            self._generations.rerouting.peer_lost(record.address, why)
         self._place()
 
     def _on_load_progress(self, message: LoadProgress, envelope: Envelope) -> None:
@@ -201,10 +201,10 @@ class Membership:
         else:
             why = f"{message.name} {ended} and is not started again: another may join in its place, or `zrt down` and `zrt up`"
             news = self._roster.lost(message.name, why)
-            self._helping.lost(message.name)
+            self._worker_allocation.lost(message.name)
             self._workers_changed()
         if news:
-            self._happened.add("death", message.name, f"{ended}; it {again}")
+            self._event_log.add("death", message.name, f"{ended}; it {again}")
         self._place()
         return Done()
 
@@ -212,45 +212,51 @@ class Membership:
         self._gone(address.name, address.incarnation)
 
     def _gone(self, name: str, incarnation: int) -> None:
-        """A process ended, or its connection did: its seat is free, its sessions take another
-        route."""
-        entry = self._roster.died(name, incarnation)
-        if entry is None:
+        """Drop a process that ended, or whose connection did: its seat is free, its sessions take
+        another route."""
+        record = self._roster.died(name, incarnation)
+        if record is None:
             return
-        self._happened.add("death", name, f"process {entry.pid} on {entry.host} is gone")
-        self._actor.forget(entry.address)
-        self._generations.moves.peer_lost(entry.address, f"{name} is gone", died=True)
+        self._event_log.add("death", name, f"process {record.pid} on {record.host} is gone")
+        self._actor.forget(record.address)
+        self._generations.rerouting.peer_lost(record.address, f"{name} is gone", died=True)
         self._place()
-        if entry.kind == "layer_worker":
-            self._workers_changed(entry.address)
+        if record.kind == "layer_worker":
+            self._workers_changed(record.address)
 
     def _watch(self) -> None:
-        """Processes that stopped beating, less what this loop itself was late."""
+        """Have processes killed that stopped beating, allowing for what this loop itself was
+        late."""
         now = time.monotonic()
-        for entry in self._roster.silent(now, SUSPICION_S + self._actor.lag_ms / 1000):
-            text = f"{entry.address.name} has been silent for {now - entry.last_beat:.1f} s"
-            if entry.beaten:
+        for record in self._roster.silent(now, SUSPICION_S + self._actor.lag_ms / 1000):
+            text = f"{record.address.name} has been silent for {now - record.last_beat.at:.1f} s"
+            if record.last_beat.heard:
                 log.warning(text)
             else:
-                self._complaints.add("never beat", text)
+                self._log_limiter.add("never beat", text)
             for supervisor in self._roster.of_kind("supervisor"):
-                if supervisor is not entry:
-                    self.tell(supervisor.address, Kill(entry.address.name, entry.address.incarnation))
-            self._gone(entry.address.name, entry.address.incarnation)
+                if supervisor is not record:
+                    self.tell(supervisor.address, Kill(record.address.name, record.address.incarnation))
+            self._gone(record.address.name, record.address.incarnation)
+
+    def close(self) -> None:
+        """Give no process blocks any more: they end."""
+        self._closed = True
 
     def go_down(self, seconds: float) -> None:
-        """Tell all who are here, and all who come, that the cluster ends, in so long at most."""
+        """Tell all processes that are here or come that the cluster ends, in `seconds` at most."""
         self._down_at = time.monotonic() + seconds
         for kind in get_args(ActorKind):
-            for entry in self._roster.of_kind(kind):
-                self.tell(entry.address, self._going_down(self._down_at))
+            for record in self._roster.of_kind(kind):
+                self.tell(record.address, self._going_down(self._down_at))
 
     @staticmethod
     def _going_down(at: float) -> GoingDown:
         return GoingDown(max(0, int(1000 * (at - time.monotonic()))))
 
     def tell(self, address: Address, message: Kill | GoingDown | Shutdown | Workers) -> None:
-        """Tell it if it listens: one that does not must not keep us from the rest of our work."""
+        """Tell a process if it listens: one that does not must not keep the coordinator from the
+        rest of its work."""
         try:
             self._actor.tell(address, message)
         except ZrtError as error:

@@ -1,44 +1,58 @@
-"""Who sits in which seat of the plan, and who gets what is empty. Pure."""
+"""Which process has which seat of the plan, and which gets an empty one. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from zrt.actors.coordinator.fleet.process_record import ProcessRecord
 from zrt.runtime.cluster.seats import Seat, cut_stage
 
 
-class Placement:
-    """The seats of a plan, which may grow, and the roster's `entries` by name, whose seats are
-    given here.
+class StageMemory(Protocol):
+    """What a block server takes of memory, and what it offers to sessions."""
 
-    `needed(first, last)` is the bytes a block server takes in all that holds these blocks. The
-    seats of `awaited` names are kept for them.
-    """
+    def needed_bytes(self, first: int, last: int) -> int:
+        """Return the bytes a block server takes in all that holds blocks `first` to `last`."""
+        ...
+
+    def kv_pages(self, seat: Seat) -> int:
+        """Return the KV pages that a block server has in this seat."""
+        ...
+
+
+class Placement:
+    """The seats of a plan, which may grow, and the roster's `records` by name, whose seats are
+    given here. The seats of `awaited` names are kept for them."""
 
     def __init__(
         self,
         plan: Sequence[Seat],
-        entries: Mapping[str, ProcessRecord],
-        needed: Callable[[int, int], int],
+        records: Mapping[str, ProcessRecord],
+        memory: StageMemory,
         awaited: set[str],
     ) -> None:
         self.plan = list(plan)
-        self.awaited = awaited
-        self._entries = entries
-        self._needed = needed
+        self._awaited = awaited
+        self._records = records
+        self._memory = memory
 
     @property
     def num_stages(self) -> int:
         return 1 + max((seat.stage for seat in self.plan), default=-1)
 
+    def free_seat_of(self, name: str) -> None:
+        """Keep the seat of this name no longer for the process that is named so."""
+        self._awaited.discard(name)
+
     def of_stage(self, stage: int) -> list[Seat]:
+        """Return the seats of a stage: one a replica, at least one."""
         return [seat for seat in self.plan if seat.stage == stage]
 
     def seated(self, stage: int) -> list[ProcessRecord]:
-        """All that have a seat of the stage, the failed too."""
-        return [entry for entry in self._entries.values() if entry.seat and entry.seat.stage == stage]
+        """Return the block servers that have a seat of the stage, those that failed too."""
+        return [record for record in self._records.values() if record.seat and record.seat.stage == stage]
 
     def place(self) -> list[ProcessRecord]:
-        """Give empty seats to blank block servers; those that got one.
+        """Give empty seats to blank block servers; return those that got one.
 
         A seat goes to the actor it is named after. One whose actor was lost goes to any that has
         the memory, first where no other replica is left; the actor that comes back finds it taken
@@ -47,9 +61,9 @@ class Placement:
         """
         placed = []
         for seat in self.empty():
-            entry = self._entries.get(seat.name)
-            if entry is not None and entry.blank:
-                placed.append(self._seat(entry, seat))
+            record = self._records.get(seat.name)
+            if record is not None and record.blank:
+                placed.append(self._seat(record, seat))
         while found := self._for_a_spare():
             placed.append(self._seat(*found))
         while halves := self._place_halves():
@@ -57,71 +71,77 @@ class Placement:
         return placed
 
     def _for_a_spare(self) -> tuple[ProcessRecord, Seat] | None:
-        """The lost seat that is missed most, and the block server with the least room that is
-        enough for it."""
-        lost = [seat for seat in self.empty() if seat.name not in self.awaited]
+        """Return the block server with the least room that is enough for a lost seat, and the seat:
+        the one that is missed most."""
+        lost = [seat for seat in self.empty() if seat.name not in self._awaited]
         for seat in sorted(lost, key=lambda seat: len(self.holders(seat.stage))):
-            needed = self._needed(seat.first, seat.last)
-            fitting = [entry for entry in self._blank() if entry.room >= needed]
+            needed = self._memory.needed_bytes(seat.first, seat.last)
+            fitting = [record for record in self._blank() if record.room >= needed]
             if fitting:
-                return min(fitting, key=lambda entry: entry.room), seat
+                return min(fitting, key=lambda record: record.room), seat
         return None
 
     def _place_halves(self) -> list[ProcessRecord]:
         """Cut one stage that nobody holds, for the two block servers with the most room: they fit
-        if any two do."""
-        roomiest = sorted(self._blank(), key=lambda entry: entry.room, reverse=True)[:2]
+        if any two do. Return these two, or none."""
+        roomiest = sorted(self._blank(), key=lambda record: record.room, reverse=True)[:2]
         for stage in range(self.num_stages if len(roomiest) == 2 else 0):
             plan = self.of_stage(stage)
-            if self.holders(stage) or any(seat.name in self.awaited or seat.lends for seat in plan):
+            if self.holders(stage) or any(seat.name in self._awaited or seat.lends for seat in plan):
                 continue
             first, last = plan[0].first, plan[0].last
             cuts = []
             for cut in range(first + 1, last + 1):
                 for low, high in (roomiest, roomiest[::-1]):
-                    fill = max(self._needed(first, cut - 1) / low.room, self._needed(cut, last) / high.room)
+                    fill = max(
+                        self._memory.needed_bytes(first, cut - 1) / low.room,
+                        self._memory.needed_bytes(cut, last) / high.room,
+                    )
                     if fill <= 1:
                         cuts.append((fill, cut, low, high))
             if cuts:
                 _, cut, low, high = min(cuts, key=lambda each: each[:2])
                 self._cut(stage, cut)
                 heads = (next(seat for seat in self.empty() if seat.stage == half) for half in (stage, stage + 1))
-                return [self._seat(entry, seat) for entry, seat in zip((low, high), heads, strict=True)]
+                return [self._seat(record, seat) for record, seat in zip((low, high), heads, strict=True)]
         return []
 
     def _cut(self, stage: int, cut: int) -> None:
-        """The plan grows by a stage."""
+        """Cut a stage in two before block `cut`: the plan grows by a stage."""
         self.plan = sorted(
             (part for seat in self.plan for part in cut_stage(seat, stage, cut)),
             key=lambda seat: (seat.stage, seat.replica),
         )
-        for entry in self._entries.values():
-            if entry.seat is not None:
-                entry.seat = None if entry.seat.stage == stage else cut_stage(entry.seat, stage, cut)[0]
+        for record in self._records.values():
+            if record.seat is not None:
+                if record.seat.stage == stage:
+                    record.leave_seat()
+                else:
+                    record.take_seat(cut_stage(record.seat, stage, cut)[0])
 
-    def _seat(self, entry: ProcessRecord, seat: Seat) -> ProcessRecord:
-        for failed in self._entries.values():
+    def _seat(self, record: ProcessRecord, seat: Seat) -> ProcessRecord:
+        for failed in self._records.values():
             if failed.seat == seat:
-                failed.seat = None
-        entry.seat = seat
-        self.room_changes(entry.host, entry.rss_bytes - self._needed(seat.first, seat.last))
-        return entry
+                failed.leave_seat()
+        record.take_seat(seat)
+        self.room_changes(record.host, record.last_beat.rss_bytes - self._memory.needed_bytes(seat.first, seat.last))
+        return record
 
     def room_changes(self, host: str, by: int) -> None:
-        """So much memory will be free on a machine (or, below 0, taken); the next beats say how it
-        came out."""
-        for entry in self._blank():
-            if entry.host == host and entry.room_bytes:
-                entry.room_bytes = max(1, entry.room_bytes + by)
+        """Count `by` bytes as free on a machine (below 0: as taken) until the next beats of its
+        blank block servers say how it came out."""
+        for record in self._blank():
+            if record.host == host:
+                record.shift_room(by)
 
     def _blank(self) -> list[ProcessRecord]:
-        return [entry for entry in self._entries.values() if entry.blank]
+        return [record for record in self._records.values() if record.blank]
 
     def holders(self, stage: int) -> list[ProcessRecord]:
-        """Those that hold the stage or are getting it."""
-        return [entry for entry in self.seated(stage) if entry.state != "failed"]
+        """Return the block servers that hold the stage or load it."""
+        return [record for record in self.seated(stage) if record.state != "failed"]
 
     def empty(self) -> list[Seat]:
-        """Seats that nobody holds, in pipeline order."""
-        taken = {entry.seat for entry in self._entries.values() if entry.seat and entry.state != "failed"}
+        """Return the seats that nobody holds, in pipeline order."""
+        taken = {record.seat for record in self._records.values() if record.seat and record.state != "failed"}
         return [seat for seat in self.plan if seat not in taken]

@@ -1,8 +1,8 @@
-"""Which layer workers each block server may use. Pure.
+"""The allocation of layer workers to the block servers that may use them. Pure.
 
 A worker that the cluster file pins blocks to serves the block server that has them. Any other is
-given to one that takes help, and stays with it: first to those that wait for room, then to those
-that have the fewest.
+given to a block server that takes help, and stays with it: first to those that wait for room, then
+to those that have the fewest workers.
 """
 
 from collections import Counter
@@ -24,14 +24,14 @@ class WorkerAllocation:
         self._given: dict[str, str] = {}
 
     def came(self, name: str, serves: str) -> None:
-        """A worker is there; it may hold layers of block server `serves`, of the time of an earlier
-        coordinator."""
+        """Note that a worker is there; it may hold layers of block server `serves`, of the time of
+        an earlier coordinator."""
         self._lost.discard(name)
         if serves and name not in self._pinned:
             self._given.setdefault(name, serves)
 
     def useless(self, name: str) -> str:
-        """Why no block server is ever given a worker of this name; empty: one may be."""
+        """Return why no block server is ever given a worker of this name; empty if one may be."""
         if self._helped or name in self._pinned:
             return ""
         if not self._pinned:
@@ -39,7 +39,7 @@ class WorkerAllocation:
         return f"no [[stage.lend]] names it: they name {', '.join(sorted(self._pinned))}"
 
     def lost(self, name: str) -> None:
-        """A worker of the cluster file is not started again."""
+        """Note that a worker of the cluster file is not started again."""
         self._lost.add(name)
 
     def share_out(self, workers: Collection[str], waits: Mapping[str, bool]) -> None:
@@ -54,8 +54,8 @@ class WorkerAllocation:
                 counts[server] += 1
 
     def of(self, server: str, seat: Seat, there: Collection[str]) -> tuple[list[str], list[str]]:
-        """The workers of this block server that are there, and those of the cluster file that may
-        yet come."""
+        """Return the workers of this block server that are there, and those of the cluster file
+        that may yet come."""
         own = {lend.worker for lend in seat.lend}
         given = {worker for worker, whose in self._given.items() if whose == server}
         free = self._named - self._pinned - self._given.keys() if seat.helped else set()

@@ -1,5 +1,5 @@
-"""Who may run: a bounded queue, the KV pages of the scarcest stage, and the slots that keep all
-stages busy. Pure.
+"""Which sessions may run: a bounded queue, the KV pages of the scarcest stage, and the slots that
+keep all stages busy. Pure.
 
 A session is admitted when its history and some tokens more fit beside the others', not when its
 longest possible output would: if pages run out after all, the youngest goes back to the queue (it
@@ -7,7 +7,7 @@ is replayed later), so that the oldest always gets to its end.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -20,14 +20,16 @@ HEADROOM = 64
 
 @dataclass(slots=True)
 class _Admitted:
+    """A session that runs: tokens of its history, and its slot."""
+
     length: int
     slot: int
 
 
 class Admission:
-    """Sessions by id. `capacity` is in pages of `page_tokens` tokens, on the stage that has the
-    fewest: of one of its replicas, which a session must fit, and until `resize` says more, of all
-    of them."""
+    """The queue and the running sessions, by id. `capacity` is in pages of `page_tokens` tokens, on
+    the stage that has the fewest: of one of its replicas, which a session must fit, and until
+    `resize` says more, of all of them."""
 
     def __init__(self, *, capacity: int, page_tokens: int, sessions: int, queue: int, slots: int) -> None:
         self.capacity = capacity
@@ -41,20 +43,34 @@ class Admission:
         self._populations = [0] * slots
 
     def resize(self, *, capacity: int, room: int, slots: int) -> None:
-        """The stages changed: pages of one replica, of all replicas of a stage, and slots; sessions
-        of those that are no more go to others."""
+        """Take up what the stages offer now: pages of one replica, of all replicas of a stage, and
+        slots; sessions of slots that are no more go to others."""
         self.capacity = capacity
         self._room = room
         if slots == len(self._populations):
             return
         self._populations = [0] * slots
-        moved = [seat for seat in self._running.values() if seat.slot >= slots]
-        for seat in self._running.values():
-            if seat.slot < slots:
-                self._populations[seat.slot] += 1
-        for seat in moved:
-            seat.slot = self._populations.index(min(self._populations))
-            self._populations[seat.slot] += 1
+        moved = [running for running in self._running.values() if running.slot >= slots]
+        for running in self._running.values():
+            if running.slot < slots:
+                self._populations[running.slot] += 1
+        for running in moved:
+            running.slot = self._populations.index(min(self._populations))
+            self._populations[running.slot] += 1
+
+    def offer_all(self, offers: Sequence[tuple[int, int, int]]) -> None:
+        """Queue all of a request's sessions, or none: for each its id, `length` and `max_length`.
+
+        ZrtError bad_request: there are never places for so many; else as `offer`.
+        """
+        self.check_number(len(offers))
+        for count, offer in enumerate(offers):
+            try:
+                self.offer(*offer)
+            except ZrtError:
+                for session, *_ in offers[:count]:
+                    self.remove(session)
+                raise
 
     def offer(self, session: int, length: int, max_length: int) -> None:
         """Queue a new session whose history has `length` tokens and may grow to `max_length`.
@@ -79,7 +95,7 @@ class Admission:
         self._queue.append((session, length))
 
     def check_number(self, sessions: int) -> None:
-        """ZrtError bad_request: there are never places for so many."""
+        """Check that so many sessions may ever run and wait at once. ZrtError bad_request."""
         most = self._max_sessions + self._max_queue
         if sessions > most:
             raise ZrtError(
@@ -87,11 +103,12 @@ class Admission:
             )
 
     def retry_after(self) -> int:
-        """Seconds after which a refused client may try again: longer, the more wait."""
+        """Return the seconds after which a refused client may try again: longer, the more wait."""
         return max(1, len(self._queue) // max(1, self._max_sessions))
 
     def admit(self) -> list[tuple[int, int]]:
-        """Sessions that may start now, in order of arrival, each with its slot."""
+        """Start the sessions that may run now; return them in order of arrival, each with its
+        slot."""
         admitted = []
         for _ in range(self._startable(length for _, length in self._queue)):
             session, length = self._queue.popleft()
@@ -102,65 +119,66 @@ class Admission:
         return admitted
 
     def _startable(self, lengths: Iterable[int]) -> int:
-        """How many of these may start now, in this order."""
-        running, used = len(self._running), sum(self._pages(seat.length) for seat in self._running.values())
+        """Return how many of these may start now, in this order."""
+        count, used = len(self._running), sum(self._pages(running.length) for running in self._running.values())
         started = 0
-        for length in islice(lengths, max(0, self._max_sessions - running)):
-            if running + started and used + self._pages(length + HEADROOM) > self._room:
+        for length in islice(lengths, max(0, self._max_sessions - count)):
+            if count + started and used + self._pages(length + HEADROOM) > self._room:
                 break
             used += self._pages(length)
             started += 1
         return started
 
     def grow(self, session: int, length: int) -> None:
-        """A running session's history has so many tokens now."""
+        """Note that a running session's history has so many tokens now."""
         if session in self._running:
             self._running[session].length = length
 
     def rebalance(self, session: int) -> int:
-        """The slot a running session should have from now on: another, if that evens the slots
+        """Return the slot a running session has from now on: another, if that evens the slots
         out."""
-        seat = self._running[session]
+        running = self._running[session]
         least = min(self._populations)
-        if self._populations[seat.slot] - least >= 2:
-            self._populations[seat.slot] -= 1
-            seat.slot = self._populations.index(least)
-            self._populations[seat.slot] += 1
-        return seat.slot
+        if self._populations[running.slot] - least >= 2:
+            self._populations[running.slot] -= 1
+            running.slot = self._populations.index(least)
+            self._populations[running.slot] += 1
+        return running.slot
 
     def youngest(self, of: set[int]) -> int | None:
-        """The one of these running sessions to preempt when their pages run out; None if there is
-        at most one, which must fit alone."""
+        """Return the one of these running sessions to preempt when their pages run out; None if
+        there is at most one, which must fit alone."""
         running = [session for session in self._running if session in of]
         return running[-1] if len(running) > 1 else None
 
     def preempt(self, session: int) -> None:
-        """A running session goes back to the head of the queue."""
-        seat = self._leave(session)
-        self._queue.appendleft((session, seat.length))
+        """Put a running session back at the head of the queue."""
+        running = self._leave(session)
+        self._queue.appendleft((session, running.length))
 
     def park(self, session: int) -> None:
-        """A running session holds nothing, and does not wait for its turn either, until
-        `unpark`."""
+        """Set a running session aside until `unpark`: it holds nothing, and does not wait for its
+        turn either."""
         self._parked[session] = self._leave(session).length
 
     def unpark(self, session: int) -> None:
-        """A parked session goes to the head of the queue."""
+        """Put a parked session at the head of the queue."""
         length = self._parked.pop(session, None)
         if length is not None:
             self._queue.appendleft((session, length))
 
     def remove(self, session: int) -> None:
-        """The session is over, wherever it was."""
+        """Forget a session that is over, wherever it was."""
         self._parked.pop(session, None)
         if session in self._running:
             self._leave(session)
         else:
-            self._queue = deque(entry for entry in self._queue if entry[0] != session)
+            self._queue = deque(waiting for waiting in self._queue if waiting[0] != session)
 
     def place(self, session: int) -> tuple[int, int] | None:
-        """How many wait before this session, and how many wait in all; None if it does not wait."""
-        ids = [entry[0] for entry in self._queue]
+        """Return how many wait before this session, and how many in all; None if it does not
+        wait."""
+        ids = [waiting for waiting, _ in self._queue]
         return (ids.index(session), len(ids)) if session in ids else None
 
     @property
@@ -172,9 +190,9 @@ class Admission:
         return len(self._queue)
 
     def _leave(self, session: int) -> _Admitted:
-        seat = self._running.pop(session)
-        self._populations[seat.slot] -= 1
-        return seat
+        running = self._running.pop(session)
+        self._populations[running.slot] -= 1
+        return running
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._page_tokens)

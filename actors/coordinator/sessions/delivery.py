@@ -1,10 +1,10 @@
-"""One client's hearing of one session: events in order, nothing lost, nothing twice, over whichever
-connection the client has.
+"""The delivery of one session's events to its client: in order, nothing lost, nothing twice, over
+whichever connection the client has.
 
 All that was said of the answer is kept until its end and a while after it, so that a client that
 takes nothing (its outbox is full), or comes back over another connection, is told the rest in one
-piece. While it takes nothing, progress is dropped, and whoever owns the session withholds its
-credit: what is kept grows no faster than the session may run unheard.
+piece. While the client takes nothing, progress is dropped, and whoever owns the session withholds
+its credit: what is kept grows no faster than the session may run unheard.
 """
 
 import secrets
@@ -24,9 +24,9 @@ FOLLOWERS = 16
 
 
 class Delivery:
-    """The `choice`-th answer to `request`. `told` is when the client was last sent something,
-    `stalled_since` since when it takes nothing (None: it does). Monotonic seconds. `resume` is the
-    secret with which a client may come back: `origin` and a draw.
+    """The delivery of the `choice`-th answer to `request`. `told` is when the client was last sent
+    something, `stalled_since` since when it takes nothing (None: it does); monotonic seconds.
+    `resume` is the secret with which a client may come back: `origin` and a random number.
     """
 
     def __init__(self, actor: Actor, client: Bare, request: str, now: float, *, choice: int = 0) -> None:
@@ -60,11 +60,11 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """What is kept: tokens, and log-probabilities."""
+        """How many tokens and log-probabilities are kept."""
         return len(self._ids) + sum(1 + len(said.top) for said in self._logprobs or ())
 
     def send(self, event: Accepted | Progress | Piece | Finished | Error, now: float) -> None:
-        """Note it, and send it unless the client takes nothing."""
+        """Keep an event, and send it unless the client takes nothing."""
         self.told = now
         if isinstance(event, Piece):
             self._ids.extend(event.token_ids)
@@ -87,7 +87,7 @@ class Delivery:
             self._tell_followers(event)
 
     def follow(self, client: Bare, request: str) -> None:
-        """Let another client hear it, from what there is so far. ZrtError overloaded."""
+        """Let another client hear the session, from what there is so far. ZrtError overloaded."""
         if len(self._followers) >= FOLLOWERS:
             raise ZrtError("overloaded", f"{FOLLOWERS} clients follow this session already")
         self._texts = ["".join(self._texts)]
@@ -96,10 +96,12 @@ class Delivery:
             self._followers[client.peer, request] = _caller(client)
 
     def unfollow(self, peer: bytes, request: str) -> None:
+        """Tell a client that follows the session nothing more for this request."""
         self._followers.pop((peer, request), None)
 
     def _tell_followers(self, event: Progress | Piece | Finished | Error) -> None:
-        """What one of them does not take, it misses, and all that comes after."""
+        """Tell the followers; one that does not take an event misses that, and all that comes
+        after."""
         said = event.id
         for key, client in list(self._followers.items()):
             event.id = key[1]
@@ -108,12 +110,12 @@ class Delivery:
         event.id = said
 
     def end(self, error: Error) -> None:
-        """The answer ends with an error that its client is told of otherwise."""
+        """End the answer with an error that its client is told of otherwise."""
         self._end, self._told_end = error, True
         self._tell_followers(error)
 
     def retry(self) -> bool:
-        """Send what is lacking; whether the client has taken all of it."""
+        """Send what the client lacks; return whether it has taken all of that."""
         for event in self._lacking():
             if not self._give(event):
                 return False
@@ -121,8 +123,8 @@ class Delivery:
         return True
 
     def move(self, client: Bare, request: Resume, now: float) -> None:
-        """Go on over another connection, or under another id, from what was heard there. ZrtError
-        bad_request: more than there is."""
+        """Go on over another connection, or under another request id, from what the client says it
+        has heard. ZrtError bad_request: that is more than there is."""
         if request.index > len(self._ids) or request.chars > self._chars:
             text = f"resume: {counted(request.index, 'token')} and {counted(request.chars, 'character')} of {len(self._ids)} and {self._chars}"
             raise ZrtError("bad_request", text)
@@ -165,7 +167,7 @@ class Delivery:
         return True
 
     def _reply(self, client: Bare, event: ClientEvent) -> bool:
-        """Whether the client took it."""
+        """Send an event; return whether the client took it."""
         try:
             return self._actor.reply_bare(client, encode_event(event))
         except ZrtError:
@@ -173,17 +175,17 @@ class Delivery:
 
 
 def caller_name(client: Bare) -> str:
-    """How people tell one client's connection from another's."""
+    """Return how people tell one client's connection from another's."""
     return client.peer.decode(errors="backslashreplace")[:64]
 
 
 def origin(actor: Actor) -> str:
-    """What the secrets begin with that this incarnation gives out."""
+    """Return what the secrets begin with that this incarnation gives out."""
     return f"{actor.incarnation:016x}."
 
 
 def _caller(client: Bare) -> Bare:
-    """Whom to reply to, without the request itself."""
+    """Return whom to reply to, without the request itself."""
     return client._replace(frame=b"")
 
 
@@ -194,8 +196,8 @@ first."""
 
 
 class Leases:
-    """Deliveries by session, each for `seconds` from its end, or from when its client last came
-    back. Times are monotonic seconds."""
+    """Ended deliveries by session, each kept for `seconds` from its end, or from when its client
+    last came back. Times are monotonic seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -206,7 +208,7 @@ class Leases:
         return len(self._kept)
 
     def keep(self, session: int, delivery: Delivery, now: float) -> None:
-        """From now on, or anew."""
+        """Keep a delivery for its time from `now` on."""
         self._drop(session)
         size = delivery.size
         self._kept[session] = (delivery, size, now + self._seconds)
@@ -215,11 +217,12 @@ class Leases:
             self._drop(next(iter(self._kept)))
 
     def find(self, session: int) -> Delivery | None:
+        """Return the delivery of a session, while it is kept."""
         kept = self._kept.get(session)
         return kept[0] if kept is not None else None
 
     def tend(self, now: float) -> None:
-        """Drop what is kept no longer; clients that did not take all of it may do so now."""
+        """Drop what is kept no longer, and send stalled clients what they lack."""
         for session, (delivery, _, until) in list(self._kept.items()):
             if now >= until:
                 self._drop(session)

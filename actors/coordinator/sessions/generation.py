@@ -1,5 +1,5 @@
-"""One live generation as the coordinator runs it: the session, its client, its clock, and what it
-may tell of itself."""
+"""One live generation as the coordinator runs it: the session, its client, its clock, and what is
+told of it. Only the methods here write a generation."""
 
 import time
 from collections import deque
@@ -35,8 +35,8 @@ PHASES: dict[SessionState, Phase] = {
 @dataclass(slots=True)
 class Generation:
     """The `choice`-th answer to a request. Times are monotonic seconds. `progressed` is when
-    something last came of it; `attempts` to route it since then failed, the last with `fault`.
-    `filled` tokens of its history are known to be run."""
+    something last came of the generation; `attempts` to route it since then failed, the last with
+    `fault`. `filled` tokens of its history are known to be run."""
 
     session: Session
     delivery: Delivery
@@ -61,8 +61,65 @@ class Generation:
         return self.session.id
 
     def page_keys(self) -> list[int]:
-        """The keys of its history's full pages."""
+        """Return the keys of the full pages of its history."""
         return self.keys.of(self.session.tokens)
+
+    # ---- how it gets on --------------------------------------------------------------------------
+
+    def admit(self, slot: int, now: float) -> None:
+        """Let it run, in this slot: its turn in the queue came."""
+        self.session.take_slot(slot)
+        self.progressed = now
+        self.admitted = self.admitted or now
+
+    def interrupt(self, why: str) -> None:
+        """Note why it does not go on for now; its client hears that with its progress."""
+        self.fault = why
+
+    def count_attempt(self, why: str) -> int:
+        """Note that its route failed, and return how often that happened before since its last
+        token."""
+        self.interrupt(why)
+        self.attempts += 1
+        return self.attempts - 1
+
+    def replay(self, have: int) -> None:
+        """Run the prompt, or what a new route lacks of the history: all beyond `have` tokens."""
+        session = self.session
+        session.move(SessionState.PREFILL if session.completion_tokens == 0 else SessionState.REPLAYING)
+        self.filled = have
+        self.progress()
+
+    def fill(self, upto: int, now: float) -> None:
+        """Note that its history has been run up to so many tokens."""
+        self.progressed = now
+        self.filled = max(self.filled, upto)
+        self.progress()
+
+    def take(self, token: SampledToken, now: float) -> None:
+        """Note the time a token took, stage by stage."""
+        self.attempts = 0
+        self.fault = ""
+        if self.first_token:
+            self.gaps.append(now - self.last_token)
+            if self.session.epoch == self.last_epoch:  # else it was interrupted, and replayed
+                self.network += (
+                    now - self.last_token - sum(hop.queue + hop.compute + hop.encode for hop in token.times) / 1e6
+                )
+        self.last_epoch = self.session.epoch
+        self.progressed = self.last_token = now
+        self.first_token = self.first_token or now
+        if len(self.spent) != len(self.session.route):
+            self.spent = [[0, 0, 0, 0] for _ in self.session.route]
+            self.spent_on = 0
+        self.spent_on += 1
+        for spent, hop in zip(self.spent, token.times, strict=False):
+            spent[0] += hop.queue
+            spent[1] += hop.compute
+            spent[2] += hop.encode
+            spent[3] += hop.lent
+
+    # ---- what its client hears -------------------------------------------------------------------
 
     def tell(self, event: Accepted | Progress | Piece | Finished | Error) -> None:
         self.delivery.send(event, time.monotonic())
@@ -95,8 +152,8 @@ class Generation:
         )
 
     def progress(self, place: tuple[int, int] | None = None) -> None:
-        """Where it stands: its place in the queue (given), tokens generated of those it may, or
-        prompt tokens run of all."""
+        """Tell its client where it stands: its place in the queue (given), tokens generated of
+        those it may, or prompt tokens run of all."""
         session = self.session
         if place is not None:
             done, total = place
@@ -130,31 +187,11 @@ class Generation:
             )
         )
 
-    def sampled(self, token: SampledToken, now: float) -> None:
-        """Note the time a token took, stage by stage."""
-        self.attempts = 0
-        self.fault = ""
-        if self.first_token:
-            self.gaps.append(now - self.last_token)
-            if self.session.epoch == self.last_epoch:  # else it was interrupted, and replayed
-                self.network += (
-                    now - self.last_token - sum(hop.queue + hop.compute + hop.encode for hop in token.times) / 1e6
-                )
-        self.last_epoch = self.session.epoch
-        self.progressed = self.last_token = now
-        self.first_token = self.first_token or now
-        if len(self.spent) != len(self.session.route):
-            self.spent = [[0, 0, 0, 0] for _ in self.session.route]
-            self.spent_on = 0
-        self.spent_on += 1
-        for spent, hop in zip(self.spent, token.times, strict=False):
-            spent[0] += hop.queue
-            spent[1] += hop.compute
-            spent[2] += hop.encode
-            spent[3] += hop.lent
+    # ---- what people see -------------------------------------------------------------------------
 
     def info(self, began: float, now: float, page_tokens: int) -> SessionInfo:
-        """The session, for people; `began` is when the clock of `asked_ms` was 0."""
+        """Return what people are shown of the session; `began` is when the clock of `asked_ms` was
+        0."""
         session, timings = self.session, self._timings()
         hops = [
             HopInfo(address.name, *(round(us / 1e3 / self.spent_on, 3) for us in spent[:3]))
@@ -179,7 +216,8 @@ class Generation:
         )
 
     def _pace(self, now: float) -> float:
-        """Tokens a second over the last gaps, and the one that lasts if it is longer than these."""
+        """Return tokens a second over the last gaps, and the gap that lasts if it is longer than
+        these."""
         if not self.gaps or self.session.state is not SessionState.DECODING:
             return 0.0
         seconds, count = sum(self.gaps), len(self.gaps)

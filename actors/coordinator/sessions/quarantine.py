@@ -1,9 +1,9 @@
-"""Sessions that may be why stages are lost: each was in a turn that its stage did not survive, and
-no token came of it since. Pure.
+"""The quarantine of sessions that may be why stages are lost: each was in a turn that its stage did
+not survive, and no token came of it since. Pure.
 
-Whoever shared that turn is as suspect as the one that was too much for it. So those to whom it
-happened again are tried one at a time: a token clears one; the one that loses its stage once too
-often is named, and the others go on.
+All sessions of that turn are as suspect as the one that was too much for the stage. So those to
+whom it happened again are tried one at a time: a token clears a session; the one that loses its
+stage once too often is named, and the others go on.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ TRIED: Final = 2
 
 
 class Quarantine:
-    """Sessions by id."""
+    """The sessions under suspicion, by id."""
 
     def __init__(self) -> None:
         self._losses: dict[int, int] = {}
@@ -25,13 +25,14 @@ class Quarantine:
         return bool(self._losses)
 
     def lost(self, session: int) -> bool:
-        """Its stage was lost in a turn that it was in. Whether that was once too often; then it
-        ends, and is to be cleared."""
+        """Note that a session's stage was lost in a turn that the session was in; return whether
+        that was once too often. Then the session ends, and is to be cleared."""
         self._losses[session] = self._losses.get(session, 0) + 1
         return self._losses[session] >= LOSSES
 
     def may_run(self, session: int) -> bool:
-        """Whether it may take a route now: if it is to be tried, then only while no other is."""
+        """Return whether a session may take a route now; one that is to be tried may, and is on
+        trial from then on, if no other is."""
         if self._losses.get(session, 0) < TRIED:
             return True
         if self._on_trial is None:
@@ -39,13 +40,15 @@ class Quarantine:
         return self._on_trial == session
 
     def leave(self, session: int) -> bool:
-        """It does not run, for whatever reason. Whether others that wait may be tried now."""
+        """Note that a session does not run, for whatever reason; return whether others that wait
+        may be tried now."""
         if self._on_trial != session:
             return False
         self._on_trial = None
         return True
 
     def clear(self, session: int) -> bool:
-        """A token came of it, or it has ended. Whether others that wait may be tried now."""
+        """Note that a token came of a session, or that it has ended; return whether others that
+        wait may be tried now."""
         self._losses.pop(session, None)
         return self.leave(session)

@@ -3,13 +3,14 @@ for want of pages, parked without a stage."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 
 from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.pipeline import Crowd, Pipeline
 from zrt.actors.coordinator.sessions.admission import Admission
 from zrt.actors.coordinator.sessions.generation import Generation
-from zrt.actors.coordinator.sessions.routing import Routing
+from zrt.actors.coordinator.sessions.routing import Routing, SessionKeeper
 from zrt.actors.coordinator.sessions.session import SessionState
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.errors import ZrtError
@@ -20,11 +21,10 @@ RUNNING = frozenset({SessionState.PREFILL, SessionState.DECODING, SessionState.R
 
 
 class Rerouting:
-    """`live` are the sessions there are, by id. `fail` ends one that no route can save, `admit`
-    lets those in the queue come.
+    """The sessions that `keeper` owns, by id in `live`, as they change where they run.
 
-    `news` is set when a session left where it ran, or may leave: whoever waits for that clears it
-    before it looks.
+    Whoever waits for sessions to leave where they run calls `expect_news` before it looks, and
+    `wait_for_news` after.
     """
 
     def __init__(
@@ -33,25 +33,22 @@ class Rerouting:
         pipeline: Pipeline,
         admission: Admission,
         live: Mapping[int, Generation],
-        happened: EventLog,
-        *,
-        fail: Callable[[Generation, ZrtError], None],
-        admit: Callable[[], None],
+        event_log: EventLog,
+        keeper: SessionKeeper,
     ) -> None:
-        self.news = asyncio.Event()
-        self.routing = Routing(actor, pipeline, crowd=self.crowd, fail=fail, moved=self.news.set, cleared=self._cleared)
+        self._news = asyncio.Event()
+        self.routing = Routing(actor, pipeline, keeper, self)
         self._actor = actor
         self._pipeline = pipeline
         self._admission = admission
         self._live = live
-        self._happened = happened
-        self._fail = fail
-        self._admit = admit
+        self._event_log = event_log
+        self._keeper = keeper
         self._making_room = False
 
     def routes_changed(self) -> None:
-        """A stage became ready, grew, or is lost for good: sessions that wait or are parked go on,
-        or end."""
+        """Let sessions that wait or are parked go on, or end, since a stage became ready, grew, or
+        is lost for good."""
         capacity, room = self._pipeline.capacity()
         self._admission.resize(capacity=capacity, room=room, slots=self._pipeline.num_slots)
         lost = self._pipeline.stage_lost()
@@ -60,35 +57,36 @@ class Rerouting:
             if session.state not in (SessionState.WAITING, SessionState.PARKED):
                 continue
             if lost is not None:
-                self._fail(generation, lost)
+                self._keeper.fail(generation, lost)
             elif self._pipeline.route(session.route) is None:
                 continue
             elif session.state is SessionState.WAITING:
                 self.routing.begin(generation)
             else:
                 self._admission.unpark(session.id)
-        self._admit()
-        self.news.set()
+        self._keeper.admit()
+        self.tell_news()
 
     def crowd(self, slot: int) -> Crowd:
-        """How many sessions run through each block server, and how many of them in this slot."""
+        """Return how many sessions run through each block server, and how many of them in this
+        slot."""
         routed = [(address.name, one.session.slot) for one in self._live.values() for address in one.session.route]
         slots = Counter(routed)
         return {name: (count, slots[name, slot]) for name, count in Counter(name for name, _ in routed).items()}
 
     def through(self, address: Address) -> list[Generation]:
-        """Those that run through this block server."""
+        """Return the generations that run through this block server."""
         return [generation for generation in self._live.values() if address in generation.session.route]
 
     def move_off(self, generation: Generation, address: Address, why: str) -> bool:
-        """Leave this block server, if the pipeline offers a route without it. A session that waits
-        for another stage meanwhile keeps its place."""
+        """Have a generation leave this block server, if the pipeline offers a route without it;
+        return whether it leaves. One that waits for another stage meanwhile keeps its place."""
         session = generation.session
         route = self._pipeline.route(session.route)
         if session.state is SessionState.PREEMPTED:
             return True  # it is leaving already
         if route is not None and address not in route:
-            generation.fault = why
+            generation.interrupt(why)
             self.routing.begin(generation)
             return True
         return False
@@ -96,37 +94,50 @@ class Rerouting:
     def park(self, generation: Generation, why: str) -> None:
         """Free what it holds on all stages and keep its history, until there is a route again."""
         session = generation.session
-        session.epoch += 1
-        session.move(SessionState.PARKED)
+        session.park()
         self.routing.leave(generation)
-        session.route = []
-        self.news.set()
+        session.reroute([])
+        self.tell_news()
         self._admission.park(session.id)
         self.routing.leave_trial(generation)
-        generation.fault = why
+        generation.interrupt(why)
         generation.progress()
-        self._admit()
+        self._keeper.admit()
 
-    def _cleared(self) -> None:
-        """Those that waited for a suspect may be tried; not at once, since who says so is about to
-        change one."""
+    def tell_news(self) -> None:
+        """Tell whoever waits for news that a session left where it ran, or may leave."""
+        self._news.set()
+
+    def expect_news(self) -> None:
+        """Forget the news so far."""
+        self._news.clear()
+
+    async def wait_for_news(self, seconds: float) -> None:
+        """Wait until a session left where it ran, or may leave, `seconds` at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+
+    def trial_over(self) -> None:
+        """Let those go on that wait for another's trial; not at once, since whoever says so is
+        about to change a session."""
         asyncio.get_running_loop().call_soon(self.routes_changed)
 
     def peer_lost(self, address: Address, why: str, *, died: bool = False) -> None:
-        """Sessions that ran through this process take another route; clients are told `why`. Where
-        it `died`, it may have been for one of them."""
+        """Have the sessions that ran through this process take another route, and tell their
+        clients `why`. Where it `died`, that may have been for one of them."""
         moved = [one for one in self.through(address) if one.session.state is not SessionState.PREEMPTED]
         if moved:
-            self._happened.add("reroute", address.name, f"{counted(len(moved), 'session')} to take another route")
+            self._event_log.add("reroute", address.name, f"{counted(len(moved), 'session')} to take another route")
         gone = ZrtError("stage_lost", why, address.name)
         for generation in moved:
-            generation.fault = gone.message
+            generation.interrupt(gone.message)
             if not died or generation.session.state not in RUNNING or self.routing.blame(generation, gone):
                 self.routing.begin(generation)
 
     def make_room(self, stage: str) -> bool:
-        """Have the youngest session on this stage leave, and go back to the queue; False if a lone
-        one holds it.
+        """Have the youngest session on this stage leave, and go back to the queue; return False if
+        a lone one holds the stage.
 
         While one leaves, nothing more is done: steps that find no page then say so again.
         """
@@ -138,18 +149,18 @@ class Rerouting:
         if youngest is None:
             return False
         generation = self._live[youngest]
-        generation.session.epoch += 1
-        generation.session.move(SessionState.PREEMPTED)
-        generation.fault = f"{stage} ran out of KV pages"
-        self._happened.add("preemption", f"{youngest:016x}", generation.fault)
+        generation.session.preempt()
+        why = f"{stage} ran out of KV pages"
+        generation.interrupt(why)
+        self._event_log.add("preemption", f"{youngest:016x}", why)
         self.routing.leave_trial(generation)
         self._making_room = True
         self._actor.spawn(self._vacate(generation), f"preempt {youngest:016x}")
         return True
 
     async def _vacate(self, generation: Generation) -> None:
-        """It keeps its place among those that run until it has left every stage: nobody may route
-        it before."""
+        """Put a preempted generation back in the queue once it has left every stage; until then it
+        keeps its place among those that run, and nobody may route it."""
         session = generation.session
         epoch = session.epoch
         try:
@@ -157,7 +168,7 @@ class Rerouting:
         finally:
             self._making_room = False
         if session.epoch == epoch and not session.finished:
-            session.route = []
+            session.reroute([])
             self._admission.preempt(session.id)
-            self.news.set()
-        self._admit()
+            self.tell_news()
+        self._keeper.admit()

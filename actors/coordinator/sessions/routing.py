@@ -1,5 +1,5 @@
-"""Which way sessions go, and how they get there: a new epoch, an open on every replica, a replay of
-what they lack.
+"""How sessions get their routes: a new epoch, an open on every replica, a replay of what these
+lack.
 
 The first route, a re-route after a loss, and the return of a preempted session are the same path.
 """
@@ -7,7 +7,9 @@ The first route, a re-route after a loss, and the return of a preempted session 
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from zrt.actors.coordinator.fleet.pipeline import Crowd, Pipeline
 from zrt.actors.coordinator.sessions.generation import Generation
@@ -37,66 +39,78 @@ BLAMED = frozenset({"rank_failed", "worker_failed"} | MEMORY)
 """Kinds of a failed step that may have been too much for what ran it."""
 
 
-class Routing:
-    """`crowd(slot)` tells how many sessions run where at this moment; `fail` ends a generation that
-    no route can save; `moved` hears of each that took a route, `cleared` when one that was a
-    suspect leaves room for another."""
+class SessionKeeper(Protocol):
+    """The owner of all live sessions, for those who change where they run."""
 
-    def __init__(
-        self,
-        actor: Actor,
-        pipeline: Pipeline,
-        *,
-        crowd: Callable[[int], Crowd],
-        fail: Callable[[Generation, ZrtError], None],
-        moved: Callable[[], None],
-        cleared: Callable[[], None],
-    ) -> None:
-        self.suspects = Quarantine()
+    def fail(self, generation: Generation, error: ZrtError) -> None:
+        """End a generation that no route can save."""
+        ...
+
+    def admit(self) -> None:
+        """Let those in the queue come for which there is room."""
+        ...
+
+
+class RouteListener(Protocol):
+    """The one who knows how all sessions run, and hears of each route that changes."""
+
+    def crowd(self, slot: int) -> Crowd:
+        """Return how many sessions run where at this moment, and how many of them in this slot."""
+        ...
+
+    def tell_news(self) -> None:
+        """Hear that a session took a route, and may have left another."""
+        ...
+
+    def trial_over(self) -> None:
+        """Hear that a session in quarantine leaves room for another's trial."""
+        ...
+
+
+class Routing:
+    """The routes of the sessions that `keeper` owns, through the replicas of `pipeline`."""
+
+    def __init__(self, actor: Actor, pipeline: Pipeline, keeper: SessionKeeper, listener: RouteListener) -> None:
+        self.quarantine = Quarantine()
         self._actor = actor
         self._pipeline = pipeline
-        self._crowd = crowd
-        self._fail = fail
-        self._moved = moved
-        self._cleared = cleared
+        self._keeper = keeper
+        self._listener = listener
 
     def begin(self, generation: Generation, delay: float = 0.0) -> None:
         """Take a (new) route, `delay` seconds from now. What still runs under an older epoch is
         dead from now on."""
         session = generation.session
-        session.epoch += 1
-        self._actor.spawn(self._route(generation, session.epoch, delay), f"route {session.id:016x}")
+        epoch = session.begin_epoch()
+        self._actor.spawn(self._route(generation, epoch, delay), f"route {session.id:016x}")
 
     def retry(self, generation: Generation, epoch: int, error: ZrtError) -> None:
-        """A route failed: try again a little later, unless that was done already or there is no
-        hope."""
+        """Try again a little later, since the route of `epoch` failed, unless that was done already
+        or there is no hope."""
         session = generation.session
         if session.epoch != epoch or session.finished:
             return
-        generation.fault = str(error)
+        before = generation.count_attempt(str(error))
         if error.kind not in MENDED:
-            self._fail(generation, error)
-            return
-        if generation.attempts >= ATTEMPTS:
-            self._fail(generation, ZrtError("stage_lost", f"{ATTEMPTS} attempts failed, the last with {error}"))
-            return
-        delay = RETRY_S[min(generation.attempts, len(RETRY_S) - 1)]
-        generation.attempts += 1
-        self.begin(generation, delay)
+            self._keeper.fail(generation, error)
+        elif before >= ATTEMPTS:
+            self._keeper.fail(generation, ZrtError("stage_lost", f"{ATTEMPTS} attempts failed, the last with {error}"))
+        else:
+            self.begin(generation, RETRY_S[min(before, len(RETRY_S) - 1)])
 
     def blame(self, generation: Generation, error: ZrtError) -> bool:
-        """A stage was lost in a turn that this session was in. False if that was once too often: it
-        has ended."""
-        if not self.suspects.lost(generation.id):
+        """Hold against a session that a stage was lost in a turn that it was in; return False if
+        that was once too often, and has ended it."""
+        if not self.quarantine.lost(generation.id):
             return True
         text = f"each of the last {LOSSES} times that this session was run its stage was lost, at last with {error.message}"
-        self._fail(generation, ZrtError(error.kind, text, error.where))
+        self._keeper.fail(generation, ZrtError(error.kind, text, error.where))
         return False
 
     def clear(self, generation: Generation) -> None:
-        """A token came of it, or it has ended."""
-        if self.suspects and self.suspects.clear(generation.id):
-            self._cleared()
+        """Let a session out of quarantine: a token came of it, or it has ended."""
+        if self.quarantine and self.quarantine.clear(generation.id):
+            self._listener.trial_over()
 
     def renew(self, generation: Generation, slot: int) -> None:
         """Let the ring run on, in this slot, once half its credit is used up; a client that does
@@ -106,8 +120,8 @@ class Routing:
         if session.state is not SessionState.DECODING or generation.delivery.stalled:
             return
         if session.credit - length <= CREDIT // 2:
-            session.credit = length + CREDIT
-            session.slot = slot
+            session.extend_credit(CREDIT)
+            session.take_slot(slot)
             self.send(session.route[-1], Credit(session.id, session.epoch, session.credit, slot))
 
     def leave(self, generation: Generation) -> None:
@@ -117,7 +131,8 @@ class Routing:
             self.send(address, Close(session.id, session.epoch, generation.page_keys()))
 
     async def leave_now(self, generation: Generation) -> None:
-        """As `leave`, and wait until every stage has heard it."""
+        """Give up what the session holds, as `leave` does, and wait until every stage has heard
+        so."""
         session = generation.session
         message = Close(session.id, session.epoch, generation.page_keys())
         asked = (self._actor.ask(address, message, timeout=CLOSE_DEADLINE_S) for address in session.route)
@@ -126,9 +141,9 @@ class Routing:
                 log.info("session %016x: a stage did not hear its close: %s", session.id, answer)
 
     def leave_trial(self, generation: Generation) -> None:
-        """It does not run for now."""
-        if self.suspects.leave(generation.id):
-            self._cleared()
+        """End the trial of a session that does not run for now, if it is on trial."""
+        if self.quarantine.leave(generation.id):
+            self._listener.trial_over()
 
     def send(self, address: Address, message: SessionMessage) -> None:
         """Tell a replica; if it is gone, that is heard elsewhere."""
@@ -143,18 +158,19 @@ class Routing:
             await asyncio.sleep(delay)
         if session.epoch != epoch or session.finished:
             return
-        before, route = session.route, self._pipeline.route(session.route, self._crowd(session.slot))
-        if route is not None and not self.suspects.may_run(session.id):
-            route, generation.fault = None, "another session, with which a stage was lost as well, is tried first"
-        session.route = self._pipeline.holding(before) if route is None else route
-        self._moved()
+        before, route = session.route, self._pipeline.route(session.route, self._listener.crowd(session.slot))
+        if route is not None and not self.quarantine.may_run(session.id):
+            generation.interrupt("another session, with which a stage was lost as well, is tried first")
+            route = None
+        session.reroute(self._pipeline.holding(before) if route is None else route)
+        self._listener.tell_news()
         for address in before:
             if address not in session.route:
                 self.send(address, Close(session.id, epoch))
         if route is None:
             self._wait(generation)
             return
-        session.credit = len(session.tokens) + CREDIT
+        session.extend_credit(CREDIT)
         try:
             have = await self._open_all(generation)
         except ZrtError as error:
@@ -162,15 +178,13 @@ class Routing:
             return
         if session.epoch != epoch or session.finished:
             return
-        session.move(SessionState.PREFILL if session.completion_tokens == 0 else SessionState.REPLAYING)
-        generation.filled = min(have)
-        generation.progress()
+        generation.replay(min(have))
         for span in replay_spans(have, len(session.tokens)):
             self._send_span(generation, span)
 
     async def _open_all(self, generation: Generation) -> list[int]:
-        """Open the session on its whole route; how many tokens each stage holds. No step travels
-        before all have answered."""
+        """Open the session on its whole route, and return how many tokens each stage holds. No step
+        travels before all have answered."""
         session = generation.session
         keys = generation.page_keys()
         gather = self._pipeline.num_slots < self._pipeline.num_stages
@@ -195,27 +209,40 @@ class Routing:
             self.retry(generation, session.epoch, error)
 
     def _wait(self, generation: Generation) -> None:
-        """No complete route: the session waits until the pipeline changes, or ends if that cannot
-        help. What is left of its route keeps its KV."""
+        """Let a session without a complete route wait until the pipeline changes, or end it if that
+        cannot help. What is left of its route keeps its KV."""
         self.leave_trial(generation)
         if generation.session.state is not SessionState.WAITING:
             generation.session.move(SessionState.WAITING)
         lost = self._pipeline.stage_lost()
         if lost is not None:
-            self._fail(generation, lost)
+            self._keeper.fail(generation, lost)
         else:
-            generation.fault = generation.fault or self._pipeline.unready()
+            generation.interrupt(generation.fault or self._pipeline.unready())
             generation.progress()
 
 
 def _open(session: Session, stage: int, keys: list[int], gather: bool) -> Open:
-    message = Open(session.id, session.epoch, session.slot, stage, session.route, len(session.tokens), keys)
-    message.prompt_length = session.prompt_tokens
-    message.gather = gather
-    if stage == len(session.route) - 1:
-        message.tokens = session.tokens[:]
-        message.eos = sorted(session.eos)
-        message.max_length = session.max_length
-        message.credit = session.credit
-        message.sampling = session.sampling
-    return message
+    """Return what a stage of the session's route is told; the last one, which samples, is told
+    more."""
+    head = Open(
+        session.id,
+        session.epoch,
+        session.slot,
+        stage,
+        session.route,
+        len(session.tokens),
+        keys,
+        prompt_length=session.prompt_tokens,
+        gather=gather,
+    )
+    if stage < len(session.route) - 1:
+        return head
+    return replace(
+        head,
+        tokens=session.tokens[:],
+        eos=sorted(session.eos),
+        max_length=session.max_length,
+        credit=session.credit,
+        sampling=session.sampling,
+    )

@@ -1,5 +1,5 @@
 """A session as the coordinator keeps it: token history, text, and the state machine. Pure: no
-sockets, no clock.
+sockets, no clock. Only the methods here write a session.
 
 The history is the truth: every stage's KV can be rebuilt from it, so a session outlives any process
 that ran it.
@@ -97,16 +97,48 @@ class Session:
         return self.state is SessionState.FINISHED
 
     def move(self, state: SessionState) -> None:
+        """Go to another state. ZrtError internal: there is no such move from this one."""
         if state not in MOVES[self.state]:
             raise ZrtError("internal", f"session {self.id:016x} cannot go from {self.state} to {state}")
         self.state = state
 
-    def push(self, index: int, token: int, logprobs: TokenLogprobs | None = None) -> TextPiece | None:
-        """Take the token that stands at history index `index`; the piece that may be shown now, if
-        any.
+    # ---- where it runs ---------------------------------------------------------------------------
 
-        A token the history already holds is ignored (a repeat); one beyond its end is a `kv_gap`:
-        something was lost.
+    def begin_epoch(self) -> int:
+        """Begin a new epoch, and return its number: what still runs under an older one is dead."""
+        self.epoch += 1
+        return self.epoch
+
+    def reroute(self, route: Sequence[Address]) -> None:
+        """Run on these replicas from now on, one a stage; none: nowhere."""
+        self.route = list(route)
+
+    def take_slot(self, slot: int) -> None:
+        """Run in this micro-batch slot from now on."""
+        self.slot = slot
+
+    def extend_credit(self, tokens: int) -> None:
+        """Let the ring produce so many tokens beyond the history as it is now."""
+        self.credit = len(self.tokens) + tokens
+
+    def preempt(self) -> None:
+        """Stop running, to go back to the queue."""
+        self.begin_epoch()
+        self.move(SessionState.PREEMPTED)
+
+    def park(self) -> None:
+        """Stop running, to hold nothing but the history."""
+        self.begin_epoch()
+        self.move(SessionState.PARKED)
+
+    # ---- its tokens ------------------------------------------------------------------------------
+
+    def push(self, index: int, token: int, logprobs: TokenLogprobs | None = None) -> TextPiece | None:
+        """Take the token that stands at history index `index`; return the piece that may be shown
+        now, if any.
+
+        A token the history already holds is ignored (a repeat). ZrtError kv_gap: the token is
+        beyond the history's end, so something was lost.
         """
         if self.finished or index < len(self.tokens):
             return None
@@ -125,8 +157,8 @@ class Session:
         return self._piece(text) if text or not self.detokeniser else None
 
     def finish(self, reason: FinishReason, text: str = "") -> TextPiece:
-        """End the session; what the detokeniser and the stop matcher still hold back is shown, up
-        to a stop in it."""
+        """End the session, and return the last piece: what the detokeniser and the stop matcher
+        still hold back, up to a stop in it."""
         if self.detokeniser and self.stops.matched is None:
             text += self._before_stop(self.detokeniser.finish())
             if self.stops.matched is None:
@@ -136,8 +168,8 @@ class Session:
         return self._end(reason, text)
 
     def _before_stop(self, text: str) -> str:
-        """What of the text surely stands before any stop string; none is looked for in the text of
-        the first `min_tokens` tokens."""
+        """Return what of the text surely stands before any stop string; none is looked for in the
+        text of the first `min_tokens` tokens."""
         return text if self.completion_tokens <= self.sampling.min_tokens else self.stops.push(text)
 
     def _end(self, reason: FinishReason, text: str) -> TextPiece:
@@ -164,7 +196,7 @@ class ReplaySpan:
 
 
 def replay_spans(have: Sequence[int], length: int) -> list[ReplaySpan]:
-    """What to send so that every stage holds the history and its last token is sampled from.
+    """Return what to send so that every stage holds the history and its last token is sampled from.
 
     `have[i]` is how many of the `length` tokens stage i holds. Stages behind the last one that
     lacks something keep their cache: the replay ends before them, and the last token alone takes
