@@ -42,7 +42,7 @@ async def through_stages(
         forward = engine._decoder.forward
 
         def record(*asked: Any) -> Tensor:
-            logits = forward(*asked)
+            logits: Tensor = forward(*asked)
             if len(logits):
                 seen.append(logits.clone())
             return logits
