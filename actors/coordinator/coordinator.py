@@ -66,6 +66,7 @@ class Coordinator(Actor):
         self.spec = spec
         self.requests = requests
         self.roster = planned_roster(conf, spec)
+        self.template = assignment_template(conf, spec, folder, requests.context)
         self.cluster = cluster or secrets.token_hex(8)
         self._has_parent = bool(cluster)
         self.event_log = EventLog()
@@ -96,7 +97,7 @@ class Coordinator(Actor):
             self.roster,
             self.generations,
             self.event_log,
-            template=assignment_template(conf, spec, folder, requests.context),
+            template=self.template,
             cluster=self.cluster,
             changed=self._subscribers.changed,
         )

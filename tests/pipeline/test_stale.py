@@ -103,7 +103,7 @@ async def gone() -> AsyncIterator[Actor]:
 
 def dropped(cluster: Local) -> int:
     """All that was dropped, by everybody."""
-    coordinator = cluster.coordinator._cluster(0).stale
+    coordinator = cluster.coordinator.snapshot().stale
     return coordinator + sum(load.stale + load.dropped_stale for load in (s.load() for s in cluster.servers))
 
 
