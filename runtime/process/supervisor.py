@@ -54,6 +54,16 @@ class Death(Struct, frozen=True):
         return f"{self.name} (process {self.pid}) {how}{last}"
 
 
+class ChildObserver:
+    """The parent's part that hears of its children; each method does nothing by default."""
+
+    def on_ready(self, child: "Child", ready: Ready) -> None:
+        """Hear that a process of `child` is ready, each time one is."""
+
+    def on_death(self, child: "Child", death: Death) -> None:
+        """Hear that a process of `child` is gone, before its successor starts."""
+
+
 class Child:
     """One command line and its processes, one after another; made by `Supervisor.spawn`. The next
     process is started with what `argv` is then."""
@@ -143,24 +153,25 @@ class Child:
             self.name,
             self.argv,
             self._env | {RESTARTS: str(self.restarts)},
+            self,
             sink=self._supervisor.sink,
-            on_ready=self._on_ready,
-            on_exit=self._on_exit,
         )
         self._deadline = self._loop.call_later(self._ready_s, self._on_late)
 
-    def _on_ready(self, ready: Ready) -> None:
+    def on_ready(self, ready: Ready) -> None:
+        """Hear from its process that it is ready or failed."""
         if ready.fault is None and self._deadline is not None:
             self._deadline.cancel()
             self._ready.set_result(ready)
-            self._supervisor.on_ready(self, ready)
+            self._supervisor.observer.on_ready(self, ready)
 
     def _on_late(self) -> None:
         self._deadline = None
         self._late = True
         self.kill()
 
-    def _on_exit(self, process: Process) -> None:
+    def on_exit(self, process: Process) -> None:
+        """Start the next process, or give up."""
         self._process = None
         if self._deadline is not None:
             self._deadline.cancel()
@@ -182,7 +193,7 @@ class Child:
             )
         else:
             self._give_up(ZrtError("internal", str(death)))
-        self._supervisor.on_exit(death)
+        self._supervisor.observer.on_death(self, death)
 
     def _pause(self) -> float | None:
         """Seconds until the next start; None when there is none."""
@@ -207,7 +218,8 @@ class Child:
                 self._next = self._loop.call_later(pause, self._start_again)
             else:
                 self._give_up(error)
-            self._supervisor.on_exit(Death(self.name, 0, 0, NO_START, pause is not None, error.message))
+            death = Death(self.name, 0, 0, NO_START, pause is not None, error.message)
+            self._supervisor.observer.on_death(self, death)
 
     def _give_up(self, error: ZrtError) -> None:
         self.fault = error
@@ -216,25 +228,16 @@ class Child:
 
 
 class Supervisor:
-    """The parent of its children, on the main thread's loop.
+    """The parent of its children, on the main thread's loop; `observer` hears of them.
 
-    `on_death(death)` is called as soon as a process is gone, before its successor starts;
-    `on_ready(child, ready)` each time one is ready. `sink(name, line)` gets what children write to
-    stdout and stderr, line by line, and their last lines are kept for `Death.words`; without it
-    they write to our stderr.
+    `sink(name, line)` gets what children write to stdout and stderr, line by line, and their last
+    lines are kept for `Death.words`; without it they write to our stderr.
     """
 
-    def __init__(
-        self,
-        on_death: Callable[[Death], None],
-        *,
-        on_ready: Callable[[Child, Ready], None] | None = None,
-        sink: Callable[[str, str], None] | None = None,
-    ) -> None:
+    def __init__(self, observer: ChildObserver, *, sink: Callable[[str, str], None] | None = None) -> None:
         self.children: dict[str, Child] = {}
+        self.observer = observer
         self.sink = sink
-        self._on_death = on_death
-        self._on_ready = on_ready
         self._stopping = False
 
     def spawn(
@@ -294,10 +297,3 @@ class Supervisor:
             raise ZrtError("internal", f"{child.name} still runs")
         child.dismiss()
         del self.children[child.name]
-
-    def on_ready(self, child: Child, ready: Ready) -> None:
-        if self._on_ready is not None:
-            self._on_ready(child, ready)
-
-    def on_exit(self, death: Death) -> None:
-        self._on_death(death)
