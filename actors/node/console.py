@@ -1,14 +1,12 @@
 """What `zrt up` says on stderr: its own lines, and those of its processes."""
 
 import sys
-from typing import Final, Literal
+from typing import Literal
 
 from zrt.runtime.cli.progress import Bars
 from zrt.runtime.formatting import counted
 from zrt.runtime.process.logs import STAMP
 from zrt.runtime.process.terminal import listens, say
-
-UNREAD: Final = "zrt: nobody read on: {lines} dropped"
 
 
 class Console:
@@ -29,7 +27,8 @@ class Console:
             self._dropped += 1
             return
         if self._dropped:
-            text, self._dropped = f"{UNREAD.format(lines=counted(self._dropped, 'line'))}\n{text}", 0
+            lost = f"zrt: {counted(self._dropped, 'log line')} dropped: the terminal was not reading"
+            text, self._dropped = f"{lost}\n{text}", 0
         (self.bars.say if self.bars is not None else say)(text)
 
     def flush(self) -> None:

@@ -29,7 +29,7 @@ def run_actor(make: Callable[[], Actor], lifeline: Lifeline) -> NoReturn:
     leave with its `status`. Garbage collection does not look at what is imported by then.
 
     It ends when its `ended` is set, or on SIGTERM or SIGINT; a second signal ends it at once. What
-    fails before it is ready is told to the parent and raised. Leaving does not wait for threads: a
+    fails before it is ready is told to the parent and raised. Leaving does not wait for threads: an
     executor may be in the middle of a product that nobody needs any more.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -29,7 +29,7 @@ _LAST_CHUNKS: Final = 64
 
 
 def ended_by(exit_status: int) -> str:
-    """How a process ended, in words. The status is negative for a signal."""
+    """Say how a process ended. The status is negative for a signal."""
     return f"was ended by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status}"
 
 
@@ -52,8 +52,8 @@ class ProcessOwner(Protocol):
 
 
 class Process:
-    """Started by the constructor, in a session of its own (a terminal's Ctrl-C reaches only us).
-    Holds itself until it is reaped.
+    """A process, which the constructor starts in a session of its own (a terminal's Ctrl-C reaches
+    only us). The object holds itself until the process is reaped.
 
     `sink(name, line)` gets its stdout and stderr line by line; without one both go to our stderr.
     What the process group leaves behind is killed with it.
@@ -92,7 +92,7 @@ class Process:
 
     @property
     def words(self) -> str:
-        """Its last lines on stderr; empty without a sink."""
+        """The process's last lines of output; empty without a sink."""
         return "\n".join(self._words)
 
     def terminate(self) -> None:
@@ -100,13 +100,13 @@ class Process:
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL it and its process group."""
+        """SIGKILL the process and its process group."""
         # Until the process is reaped the id of its group cannot have become another's.
         if self._popen.returncode is None:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def gone(self, timeout: float) -> bool:
-        """Whether it is gone and reaped within `timeout` seconds."""
+        """Say whether the process is gone and reaped within `timeout` seconds."""
         done, _ = await asyncio.wait([self._gone], timeout=timeout)
         return bool(done)
 
@@ -178,7 +178,7 @@ class Process:
         self._owner.on_ready(self.ready)
 
     def _on_output(self) -> bool:
-        """One chunk of output; False when there is none now."""
+        """Read one chunk of output; False when there is none now."""
         chunk = _read(self._output)
         if chunk is None:
             return False
@@ -237,7 +237,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _read(fd: int) -> bytes | None:
-    """What can be read now; b"" at the end, None when there is nothing yet."""
+    """Read what is there now; b"" at the end, None when there is nothing yet."""
     try:
         return os.read(fd, _CHUNK)
     except BlockingIOError:

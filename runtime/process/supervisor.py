@@ -97,18 +97,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """0 while no process runs."""
+        """The id of the running process; 0 while none runs."""
         return self._process.pid if self._process is not None else 0
 
     @property
     def incarnation(self) -> int:
-        """What the running process said when it was ready; 0 before."""
+        """The incarnation that the running process gave when it was ready; 0 before."""
         said = self._process.ready if self._process is not None else None
         return said.incarnation if said is not None else 0
 
     async def ready(self) -> Ready:
-        """What the process says when its sockets are bound; waits through restarts, each of which
-        has its own deadline.
+        """Wait until the process says that its sockets are bound, and return what it says; through
+        restarts, each of which has its own deadline.
 
         ZrtError: the fault it reported, which is final (it would be met again); or, when it is not
         started again: deadline if it was not ready in time and so was killed, internal if it died.
@@ -119,13 +119,14 @@ class Child:
             raise error.anew() from None
 
     def kill(self) -> None:
-        """SIGKILL the process. Its death is told, and it starts again, as after any other."""
+        """SIGKILL the process. The observer hears of its death, and it starts again, as after any
+        other."""
         if self._process is not None:
             self._process.kill()
 
     async def stop(self, timeout: float) -> None:
-        """SIGTERM, after `timeout` seconds SIGKILL; it does not start again. ZrtError internal: the
-        kernel does not let it go."""
+        """SIGTERM the process, SIGKILL it after `timeout` seconds, and start none again. ZrtError
+        internal: the kernel does not let it go."""
         self.dismiss()
         process = self._process
         if process is None:
@@ -139,7 +140,7 @@ class Child:
             raise ZrtError("internal", f"{self.name} (process {process.pid}) cannot be killed")
 
     def dismiss(self) -> None:
-        """Do not start it again."""
+        """Start no process again."""
         self._dismissed = True
         if self._next is not None:
             self._next.cancel()
@@ -196,7 +197,7 @@ class Child:
         self._supervisor.observer.on_death(self, death)
 
     def _pause(self) -> float | None:
-        """Seconds until the next start; None when there is none."""
+        """Return the seconds until the next start; None when there is none."""
         rule = self._restart
         now = time.monotonic()
         while self._starts and self._starts[0] < now - rule.window_s:
@@ -281,7 +282,7 @@ class Supervisor:
                 raise result
 
     def pids(self) -> dict[str, int]:
-        """The process of each child; 0 while none runs."""
+        """Return the process id of each child by name; 0 while none runs."""
         return {name: child.pid for name, child in self.children.items()}
 
     def kill(self) -> None:
