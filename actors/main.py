@@ -1,182 +1,121 @@
-"""The processes of `zrt actor KIND`: from command line words to a running actor. Heavy imports come
-after the lifeline is held."""
+"""The entry point of every actor's process: `python -m zrt.actors.main KIND [--name NAME] OPTIONS`,
+as a parent starts it (options.py), or `zrt actor KIND`, as a person does.
+
+The lifeline is held first. What a kind imports besides is imported when one is to run: the
+coordinator never loads torch.
+"""
 
 import os
-import socket
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, cast
 
+from zrt.actors.options import (
+    ActorOptions,
+    BlockServerOptions,
+    ComputeOptions,
+    CoordinatorOptions,
+    LayerWorkerOptions,
+    MemberOptions,
+    RankOptions,
+    from_words,
+)
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.process.lifeline import READY_FD, hold
-from zrt.runtime.process.logs import log_to_stderr
+from zrt.runtime.process.lifeline import Lifeline, hold
 
 if TYPE_CHECKING:
-    from zrt.actors.block_server.block_server import BlockServer
-    from zrt.actors.coordinator.coordinator import Coordinator
-    from zrt.actors.layer_worker.layer_worker import LayerWorker
-    from zrt.actors.tp_rank.tp_rank import TpRank
     from zrt.runtime.actor.actor import Actor
-    from zrt.runtime.cluster.file_schema import Conf
 
 
-def run_block_server(
-    name: str | None,
-    *,
-    join: str,
-    device: str,
-    threads: int | None,
-    shared_threads: int | None,
-    listen: str,
-    advertise: str | None,
-    insecure: bool,
-    cluster: str,
-    memory: int,
-) -> NoReturn:
-    """A blank block server that joins the coordinator at `join`."""
+class Kind(NamedTuple):
+    """A kind of actor: the type of its options, and the module whose `make(options)` returns the
+    actor."""
 
-    def make() -> "BlockServer":
-        _guard(listen, insecure)
-        alone = _threads(threads)
-        from zrt.actors.block_server.block_server import BlockServer
-
-        _import_for(device)
-        return BlockServer(
-            name or f"block-server-{os.getpid()}",
-            join=join,
-            device=device,
-            threads=(alone, shared_threads or alone),
-            listen=listen,
-            advertise=advertise,
-            cluster=cluster,
-            memory_bytes=memory,
-        )
-
-    _run(make)
+    options: type[ActorOptions]
+    module: str
 
 
-def run_coordinator(read: Callable[[], "Conf"], *, port_s: float, cluster: str) -> NoReturn:
-    """The coordinator of the cluster file that `read` reads; its model must have been fetched.
-    `cluster` is the cluster's id, empty for a new one. `port_s` is how long it waits for its port,
-    should it be taken."""
-
-    def make() -> "Coordinator":
-        from zrt.actors.coordinator.coordinator import Coordinator
-        from zrt.actors.coordinator.sessions.requests import Requests
-        from zrt.runtime.models.architecture.spec import read_spec
-        from zrt.runtime.models.fetch.resolve import resolve
-
-        conf = read()
-        folder = resolve(conf.model.ref, weights=conf.model.weights == "files")
-        spec = read_spec(folder)
-        prompts = Requests(folder, spec, min(conf.model.context, spec.max_positions))
-        return Coordinator(conf, folder, spec, prompts, cluster=cluster, port_s=port_s)
-
-    _run(make)
+class _Maker(Protocol):
+    def make(self, options: ActorOptions) -> "Actor": ...
 
 
-def run_tp_rank(name: str | None, *, rank: int, world: int, device: str, threads: int | None, listen: str) -> NoReturn:
-    """A rank of a tensor-parallel group, which waits for its leader."""
-
-    def make() -> "TpRank":
-        _guard(listen, False)
-        count = _threads(threads)
-        from zrt.actors.tp_rank.tp_rank import TpRank
-
-        _import_for(device)
-        return TpRank(
-            name or f"rank{rank}-{os.getpid()}",
-            rank=rank,
-            world=world,
-            device=device,
-            threads=count,
-            listen=listen,
-        )
-
-    _run(make)
+KINDS: Final = {
+    "coordinator": Kind(CoordinatorOptions, "zrt.actors.coordinator.coordinator_process"),
+    "block-server": Kind(BlockServerOptions, "zrt.actors.block_server.block_server_process"),
+    "layer-worker": Kind(LayerWorkerOptions, "zrt.actors.layer_worker.layer_worker_process"),
+    "tp-rank": Kind(RankOptions, "zrt.actors.tp_rank.tp_rank_process"),
+}
 
 
-def run_worker(
-    name: str | None,
-    *,
-    join: str,
-    device: str,
-    threads: int | None,
-    listen: str,
-    advertise: str | None,
-    insecure: bool,
-    cluster: str,
-    memory: int,
-) -> NoReturn:
-    """A layer worker, which waits for a master. What it is sent of a model is kept in the cache."""
-
-    def make() -> "LayerWorker":
-        _guard(listen, insecure)
-        count = _threads(threads)
-        from zrt.actors.layer_worker.layer_worker import LayerWorker
-        from zrt.runtime.paths import home
-
-        _import_for(device)
-        return LayerWorker(
-            name or f"worker-{socket.gethostname()}-{os.getpid()}",
-            join=join,
-            cache=home() / "layers",
-            device=device,
-            threads=count,
-            listen=listen,
-            advertise=advertise,
-            cluster=cluster,
-            memory_bytes=memory,
-        )
-
-    _run(make)
-
-
-def _run(make: Callable[[], "Actor"]) -> NoReturn:
-    told = READY_FD in os.environ  # a parent hears of a fault, and says it better than we
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Run the actor that a parent's command line names."""
     lifeline = hold()
-    if told:
+    try:
+        if not arguments or arguments[0] not in KINDS:
+            raise ValueError(f"the first word is none of {', '.join(KINDS)}")
+        options = from_words(arguments, KINDS[arguments[0]].options)
+    except ValueError as error:
+        lifeline.failed("bad_config", str(error))
+        sys.exit(f"usage: python -m zrt.actors.main KIND [--name NAME] OPTIONS (by hand: zrt actor KIND): {error}")
+    try:
+        run(options, lifeline)
+    except ZrtError as error:  # without a parent that could say it
+        sys.exit(f"zrt: {error}")
+
+
+def run(options: ActorOptions, lifeline: Lifeline) -> NoReturn:
+    """Run an actor until it is told to end, and leave with its exit status. ZrtError: it could not
+    start, and no parent waits to hear that."""
+    if lifeline.awaited:
         os.set_blocking(sys.stderr.fileno(), False)  # a pipe of our own
 
-    def named() -> "Actor":
-        lines = log_to_stderr(alone=not told)
-        actor = make()
+    def make() -> "Actor":
+        lines = log_to_stderr(alone=not lifeline.awaited)
+        actor = _make(options)
         lines.actor = actor.name
         return actor
 
     from zrt.runtime.actor.actor_process import run_actor
+    from zrt.runtime.process.logs import log_to_stderr
 
     try:
-        run_actor(named, lifeline)
+        run_actor(make, lifeline)
     except ZrtError:
-        if told:
+        if lifeline.awaited:  # the parent hears of the fault, and says it better than we
             sys.exit(1)
         raise
 
 
-def _threads(given: int | None) -> int:
-    """How many to compute with; before torch is imported, so that they wait for each other as they
-    should whoever started the process."""
+def _make(options: ActorOptions) -> "Actor":
+    if isinstance(options, ComputeOptions):
+        _prepare_to_compute(options)
+    module: Any = import_module(KINDS[options.kind].module)
+    return cast(_Maker, module).make(options)
+
+
+def _prepare_to_compute(options: ComputeOptions) -> None:
+    """Check what can be checked before the actor is made, and import what its device takes.
+
+    ZrtError bad_config: other machines could reach it, and nothing is encrypted; unsupported: there
+    is no such device.
+    """
+    _refuse_open(options.listen, isinstance(options, MemberOptions) and options.insecure)
     from zrt.runtime.compute.threads import thread_environment
 
-    threads = given or len(os.sched_getaffinity(0))
-    for name, value in thread_environment(threads).items():
+    # Before torch is imported: its threads are to wait for each other as they should, whoever
+    # started this process.
+    for name, value in thread_environment(options.num_threads).items():
         os.environ.setdefault(name, value)
-    return threads
-
-
-def _import_for(device: str) -> None:
-    """What computing there takes, before the process begins: see `run_actor`. ZrtError unsupported:
-    there is no such device."""
     from zrt.runtime.compute.devices import check_device
 
-    check_device(device)
-    if device.startswith("cuda"):
-        import zrt.runtime.compute.cuda.gpu_forward  # noqa: F401
+    check_device(options.device)
+    if options.device.startswith("cuda"):
+        import_module("zrt.runtime.compute.cuda.gpu_forward")
 
 
-def _guard(listen: str, insecure: bool) -> None:
-    """ZrtError bad_config: other machines could reach us, and nothing is encrypted."""
+def _refuse_open(listen: str, insecure: bool) -> None:
+    """Raise ZrtError bad_config for an endpoint that other machines reach, unless that is meant."""
     from zrt.runtime.endpoints import endpoint, is_loopback
 
     try:
@@ -186,3 +125,7 @@ def _guard(listen: str, insecure: bool) -> None:
     if not insecure and not is_loopback(host):
         text = f"{listen} is open to other machines and nothing is encrypted: say --insecure (in a cluster file insecure = true)"
         raise ZrtError("bad_config", text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

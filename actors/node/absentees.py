@@ -6,11 +6,12 @@ not known to the next one.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NoReturn
 
 from zrt.actors.node.child_events import COORDINATOR
+from zrt.actors.node.console import Console
 from zrt.runtime.actor.member import PAUSE_MOST_S, SILENCE_S, Member
 from zrt.runtime.client.client import Client
 from zrt.runtime.errors import ZrtError
@@ -27,19 +28,19 @@ seconds: while the machine is suspended there are none."""
 
 
 class Absentees:
-    """Of the children of `supervisor` that have been ready: held whenever the coordinator takes
-    `member`, which belongs to `zrt up`, and every EVERY_S. Who hangs is killed, and so starts
-    again; `say(line)` tells that."""
+    """The roll call of the children of `supervisor` that have been ready: held whenever the
+    coordinator takes `member`, which belongs to `zrt up`, and every EVERY_S. Who hangs is killed,
+    and so starts again; `console` tells that."""
 
-    def __init__(self, member: Member, supervisor: Supervisor, say: Callable[[str], None]) -> None:
+    def __init__(self, member: Member, supervisor: Supervisor, console: Console) -> None:
         self._member = member
         self._children = supervisor.children
-        self._say = say
+        self._console = console
         self._anew = asyncio.Event()
         member.on_registered(lambda again: self._anew.set())
 
     async def follow(self, client: Client) -> NoReturn:
-        """Until cancelled, through the coordinator's own death."""
+        """Hold the roll call until cancelled, through the coordinator's own death."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
@@ -61,14 +62,14 @@ class Absentees:
                 return
             await asyncio.sleep(ASK_S)
         for name, pid in (await self._missing(client, missing)).items():
-            self._say(
+            self._console.say(
                 f"zrt: {name} (process {pid}) has not joined the coordinator for {ABSENT * ASK_S:g} s and is killed"
             )
             self._children[name].kill()
 
     async def _missing(self, client: Client, before: Mapping[str, int]) -> dict[str, int]:
-        """Those of the processes that were missing `before` that still run and that the coordinator
-        does not know now either."""
+        """Return those of the processes that were missing `before` that still run and that the
+        coordinator does not know now either."""
         cluster = await client.status()
         if self._anew.is_set() or not self._member.registered.is_set():
             return {}
@@ -77,8 +78,8 @@ class Absentees:
         return {name: pid for name, pid in before.items() if present.get(name) == pid and name not in known}
 
     def _present(self) -> dict[str, int]:
-        """The processes that the coordinator is to know, by name. One that only starts, or ends,
-        has its own deadline."""
+        """Return the processes that the coordinator is to know, by name. One that only starts, or
+        ends, has its own deadline."""
         if self._member.ended.is_set() or self._member.goes_down:
             return {}
         children = self._children.values()

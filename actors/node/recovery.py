@@ -3,14 +3,16 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Final, NoReturn
 
+from zrt.actors.node.console import Console
 from zrt.runtime.client.client import Client
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo
+from zrt.runtime.process.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -21,19 +23,17 @@ READY: Final = "is ready again"
 
 
 class Recoveries:
-    """Of one cluster. A process is back when its successor is ready, whatever becomes of others.
-    The cluster is when every stage is: that is said where no process did, or where one loads
-    besides that was not lost itself, but its ranks or workers were, or that takes another's
-    place."""
+    """The recoveries of one cluster. A process is back when its successor is ready, whatever
+    becomes of others. The cluster is when every stage is: that is said where no process did, or
+    where one loads besides that was not lost itself, but its ranks or workers were, or that takes
+    another's place."""
 
     def __init__(self) -> None:
         self._lost: dict[str, float] = {}
         self._unready: float | None = None
         self._told = self._others = False
 
-    async def follow(
-        self, client: Client, pids: Callable[[], Mapping[str, int]], say: Callable[[str], None]
-    ) -> NoReturn:
+    async def follow(self, client: Client, supervisor: Supervisor, console: Console) -> NoReturn:
         """Say each recovery of the cluster, through its coordinator's own death, until
         cancelled."""
         away = ""
@@ -42,8 +42,8 @@ class Recoveries:
                 async with aclosing(client.watch(EVERY_S)) as watch:
                     async for cluster in watch:
                         away = ""
-                        for line in self.seen(cluster, pids(), time.monotonic()):
-                            say(f"zrt: {line}")
+                        for line in self.seen(cluster, supervisor.pids(), time.monotonic()):
+                            console.say(f"zrt: {line}")
             except ZrtError as error:
                 if str(error) != away:
                     away = str(error)
@@ -51,16 +51,16 @@ class Recoveries:
             await asyncio.sleep(AGAIN_S)
 
     def lost(self, name: str, now: float) -> None:
-        """This process is gone, and is started again."""
+        """Note that a process is gone, and is started again."""
         self._lost.setdefault(name, now)
 
     def given_up(self, name: str) -> None:
-        """It is not started again."""
+        """Note that a process is not started again."""
         self._lost.pop(name, None)
 
     def seen(self, cluster: Cluster, pids: Mapping[str, int], now: float) -> list[str]:
-        """The lines to say now. `pids` are the processes that run, by name: a coordinator may yet
-        show the one before."""
+        """Return the lines to say now. `pids` are the processes that run, by name: a coordinator
+        may yet show the one before."""
         if not cluster.ready:
             drained = any(actor.state in ("draining", "drained") for actor in cluster.actors)
             if self._unready is None and not drained:
@@ -85,8 +85,8 @@ class Recoveries:
 
 
 def _back(actor: ActorInfo, settled: bool) -> str:
-    """How this successor of a lost process is back, in words; empty while it is not. One without
-    blocks may yet be given some, until all is `settled`."""
+    """Return how this successor of a lost process is back, in words; empty while it is not. One
+    without blocks may yet be given some, until all is `settled`."""
     if actor.kind == "layer_worker":
         return "" if actor.state == "starting" else "is back"
     if actor.state == "blank":

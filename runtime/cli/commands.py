@@ -75,7 +75,7 @@ def up(arguments: argparse.Namespace) -> int:
     lifeline = hold()
     interruptible()
     from zrt.actors.node import node
-    from zrt.runtime.cli import detach, log_lines, preflight
+    from zrt.runtime.cli import actor_commands, detach, log_lines, preflight
     from zrt.runtime.process import stderr
 
     conf = log_lines.as_told(_conf(arguments))
@@ -89,10 +89,10 @@ def up(arguments: argparse.Namespace) -> int:
         raise ZrtError("bad_config", "the options of an answer go with --prompt or --token-ids")
     question = _question(arguments) if asks else None
     preflight.prepare(conf)
-    again = _cluster_words_again(arguments)
     if arguments.detach:
-        return detach.detach(conf.cluster.name, again)
-    return _run(lambda: node.up(conf, again, question, lifeline, detached=arguments.log))
+        return detach.detach(conf.cluster.name, _cluster_words_again(arguments))
+    options = actor_commands.cluster_options(arguments)
+    return _run(lambda: node.up(conf, options, question, lifeline, detached=arguments.log))
 
 
 def _conf(arguments: argparse.Namespace) -> "Conf":
@@ -220,55 +220,3 @@ def fetch(arguments: argparse.Namespace) -> int:
         folder = resolve(arguments.model, progress=bars.update)
     print(folder)
     return 0
-
-
-def block_server(arguments: argparse.Namespace) -> int:
-    from zrt.actors.main import run_block_server
-
-    return run_block_server(
-        arguments.name,
-        join=arguments.join,
-        device=arguments.device,
-        threads=arguments.threads,
-        shared_threads=arguments.shared_threads,
-        listen=arguments.listen,
-        advertise=arguments.advertise,
-        insecure=arguments.insecure,
-        cluster=arguments.cluster_id,
-        memory=arguments.memory,
-    )
-
-
-def worker(arguments: argparse.Namespace) -> int:
-    from zrt.actors.main import run_worker
-
-    return run_worker(
-        arguments.name,
-        join=arguments.join,
-        device=arguments.device,
-        threads=arguments.threads,
-        listen=arguments.listen,
-        advertise=arguments.advertise,
-        insecure=arguments.insecure,
-        cluster=arguments.cluster_id,
-        memory=arguments.memory,
-    )
-
-
-def tp_rank(arguments: argparse.Namespace) -> int:
-    from zrt.actors.main import run_tp_rank
-
-    return run_tp_rank(
-        arguments.name,
-        rank=arguments.rank,
-        world=arguments.world,
-        device=arguments.device,
-        threads=arguments.threads,
-        listen=arguments.listen,
-    )
-
-
-def coordinator(arguments: argparse.Namespace) -> int:
-    from zrt.actors.main import run_coordinator
-
-    return run_coordinator(lambda: _conf(arguments), port_s=arguments.port_wait, cluster=arguments.cluster_id)

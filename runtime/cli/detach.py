@@ -5,6 +5,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -14,7 +15,6 @@ from zrt.runtime.client.client import DOWN_S
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.process import runfiles
 from zrt.runtime.process.lifeline import READY_FD
-from zrt.runtime.process.spawn import command
 from zrt.runtime.process.terminal import say
 
 READY_S: Final = 1800.0
@@ -75,7 +75,7 @@ def _log(name: str) -> tuple[Path, BinaryIO]:
 
 def _start(words: list[str], log_file: BinaryIO, ready_fd: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        command("up", *words, "--log"),
+        [sys.executable, "-m", "zrt.runtime.cli.main", "up", *words, "--log"],
         stdin=subprocess.DEVNULL,
         stdout=log_file,
         stderr=log_file,

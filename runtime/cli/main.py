@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from zrt.runtime.cli import argument_types, commands
+from zrt.runtime.cli import actor_commands, argument_types, commands
 from zrt.runtime.errors import ZrtError
 
 WORDS_OFF = frozenset({"bad_config"})
@@ -159,8 +159,8 @@ def parser() -> argparse.ArgumentParser:
     )
     _connect_words(down)
 
-    worker = _command(subs, "worker", commands.worker, "lend this machine's memory to a cluster", _WORKER)
-    _member_words(worker, "as in the cluster file (default: worker-HOST-PID)", "what there is, less a reserve")
+    worker = _command(subs, "worker", actor_commands.worker, "lend this machine's memory to a cluster", _WORKER)
+    actor_commands.worker_words(worker)
 
     actor = subs.add_parser("actor", help="start one process by hand", description="Start one process by hand.")
     _actor_words(actor.add_subparsers(required=True, metavar="KIND"))
@@ -212,73 +212,23 @@ class _Version(argparse.Action):
 
 def _actor_words(kinds: Any) -> None:
     server = _command(
-        kinds, "block-server", commands.block_server, "a block server: blank until the coordinator gives it blocks"
+        kinds,
+        "block-server",
+        actor_commands.block_server,
+        "a block server: blank until the coordinator gives it blocks",
     )
-    _member_words(server, "default: block-server-PID", "what there is")
-    server.add_argument(
-        "--shared-threads",
-        type=argument_types.positive,
-        metavar="N",
-        help="threads while other stages of this machine compute as well (default: as --threads)",
-    )
+    actor_commands.block_server_words(server)
     rank = _command(
-        kinds, "tp-rank", commands.tp_rank, "a tensor-parallel rank: its leader, or anybody's JSON, tells it what to do"
+        kinds,
+        "tp-rank",
+        actor_commands.tp_rank,
+        "a tensor-parallel rank: its leader, or anybody's JSON, tells it what to do",
     )
-    rank.add_argument(
-        "--rank", type=argument_types.count, metavar="R", required=True, help="its place in the group, from 1 on"
-    )
-    rank.add_argument(
-        "--world", type=argument_types.positive, metavar="N", required=True, help="the ranks of the group"
-    )
-    _process_words(rank, "default: rankR-PID")
-    coordinator = _command(kinds, "coordinator", commands.coordinator, "the coordinator of a cluster file")
+    actor_commands.rank_words(rank)
+    coordinator = _command(kinds, "coordinator", actor_commands.coordinator, "the coordinator of a cluster file")
     _cluster_words(coordinator)
     _listen_words(coordinator)
-    coordinator.add_argument(
-        "--port-wait",
-        type=argument_types.seconds,
-        default=0.0,
-        metavar="S",
-        help="wait so long for a port that is taken",
-    )
-    _cluster_id(coordinator)
-
-
-def _process_words(command: argparse.ArgumentParser, name: str) -> None:
-    """Of every process that computes."""
-    command.add_argument("--name", type=argument_types.name, help=name)
-    command.add_argument("--device", type=argument_types.device, default="cpu", help="cpu, cuda:0, … (default: cpu)")
-    command.add_argument(
-        "--threads",
-        type=argument_types.positive,
-        metavar="N",
-        help="CPU threads for products (default: one for each core)",
-    )
-    command.add_argument(
-        "--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port"
-    )
-
-
-def _member_words(command: argparse.ArgumentParser, name: str, memory: str) -> None:
-    """Of a process that joins a coordinator; `memory` is the default of that."""
-    command.add_argument(
-        "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
-    )
-    _process_words(command, name)
-    command.add_argument(
-        "--memory",
-        type=argument_types.size,
-        default=0,
-        metavar="SIZE",
-        help=f"the most it may take, such as 8GiB (default: {memory})",
-    )
-    _open_words(command)
-    _cluster_id(command)
-
-
-def _cluster_id(command: argparse.ArgumentParser) -> None:
-    text = "of the cluster it belongs to: one that takes an earlier one's place has its id (default: a new one, or what it joins first)"
-    command.add_argument("--cluster-id", metavar="ID", default="", help=text)
+    actor_commands.coordinator_words(coordinator)
 
 
 def _cluster_words(command: argparse.ArgumentParser) -> None:
@@ -298,15 +248,7 @@ def _listen_words(command: argparse.ArgumentParser) -> None:
         metavar="ENDPOINT",
         help="where clients reach the cluster, such as tcp://127.0.0.1:0; in place of the file's",
     )
-    _open_words(command)
-
-
-def _open_words(command: argparse.ArgumentParser) -> None:
-    """Of what others may reach from elsewhere."""
-    command.add_argument(
-        "--advertise", metavar="ENDPOINT", help="what others reach it by, where that is another name: tcp://HOST"
-    )
-    command.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
+    actor_commands.open_words(command)
 
 
 def _connect_words(command: argparse.ArgumentParser) -> None:

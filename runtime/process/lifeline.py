@@ -25,10 +25,12 @@ _ORPHAN_STATUS: Final = 1
 
 class Lifeline:
     """A child's line to the parent that started it; inert in a process started by hand. `restarts`:
-    how often it was started again before."""
+    how often the child was started again before. `awaited`: a parent waits to hear that it is ready
+    or failed."""
 
     def __init__(self, ready_fd: int | None, restarts: int = 0) -> None:
         self._ready_fd = ready_fd
+        self.awaited = ready_fd is not None
         self.restarts = restarts
 
     def ready(self, endpoint: str, incarnation: int) -> None:

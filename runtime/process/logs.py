@@ -33,12 +33,12 @@ STAMP: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ")
 
 
 def stamp(at: float) -> str:
-    """The local time at Unix second `at`, as a dated line begins."""
+    """Return the local time at Unix second `at`, as a dated line begins."""
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}.{int(at % 1 * 1000):03d}"
 
 
 def settings(text: str) -> tuple[str, str]:
-    """Level and format of what $ZRT_LOG says. ZrtError bad_config."""
+    """Return the level and the format that a value of $ZRT_LOG names. ZrtError bad_config."""
     level, _, form = text.partition(":")
     level, form = level or "warning", form or "text"
     if level not in LEVELS or form not in FORMATS:
@@ -76,7 +76,7 @@ class Text(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
     def _message(self, record: logging.LogRecord) -> str:
-        """Without the actor's name, which is said beside it."""
+        """Return the message without the actor's name, which is said beside it."""
         return record.getMessage().removeprefix(f"{self.actor}: ")
 
 
@@ -92,13 +92,13 @@ class Json(Text):
 
 
 def as_json(at: float, level: str, actor: str, module: str, message: str, **said: object) -> str:
-    """A line for programs."""
+    """Return a line for programs."""
     fields = {"at": round(at, 3), "level": level, "actor": actor, "module": module, "message": message[:MOST]}
     return json.dumps(fields | said)
 
 
 def in_words(said: Mapping[str, object]) -> str:
-    """The fields that are in it, as they end a line for people."""
+    """Return the fields that are in a record, as they end a line for people."""
     return "".join(f" {name}={said[name]}" for name in FIELDS if name in said)
 
 
@@ -110,8 +110,8 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def log_to_stderr(*, alone: bool) -> Text:
-    """Log as $ZRT_LOG says, from now on; the lines' format, which is to be told the actor's name
-    once it is known. ZrtError bad_config.
+    """Log as $ZRT_LOG says, from now on. Return the lines' formatter, which is to be told the
+    actor's name once that is known. ZrtError bad_config.
 
     A process that is `alone`, with no parent that says how it gets on, does so itself: by default
     from `info` on.

@@ -21,7 +21,7 @@ class Note(msgspec.Struct):
 
 
 def folder() -> Path:
-    """Where notes and logs are."""
+    """Return the folder of notes and logs."""
     return home() / "run"
 
 
@@ -35,12 +35,13 @@ def write(endpoint: str, name: str) -> None:
 
 
 def remove() -> None:
+    """Take the note of our cluster away."""
     _path().unlink(missing_ok=True)
 
 
 def notes() -> list[Note]:
-    """Of the clusters that run on this machine, the one started last first; notes of those that
-    were killed are taken away."""
+    """Return the notes of the clusters that run on this machine, that of the one started last
+    first; notes of those that were killed are taken away."""
     found = []
     for path in folder().glob("*.json"):
         try:
@@ -59,12 +60,12 @@ def notes() -> list[Note]:
 
 
 def last_endpoint() -> str | None:
-    """That of the last cluster started on this machine that still runs."""
+    """Return the endpoint of the last cluster started on this machine that still runs."""
     return next((note.endpoint for note in notes()), None)
 
 
 def parent_of(endpoint: str) -> int | None:
-    """The process id of the `zrt up` on this machine whose cluster is reached there."""
+    """Return the process id of the `zrt up` on this machine whose cluster is reached there."""
     return next((note.pid for note in notes() if note.endpoint == endpoint), None)
 
 

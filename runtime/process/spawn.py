@@ -5,12 +5,11 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -29,13 +28,8 @@ _READY_BYTES: Final = 65536
 _LAST_CHUNKS: Final = 64
 
 
-def command(*words: str) -> list[str]:
-    """`zrt WORDS`, run by this very Python."""
-    return [sys.executable, "-m", "zrt.runtime.cli.main", *words]
-
-
 def ended_by(exit_status: int) -> str:
-    """How a process ended, in words. The status is negative for a signal."""
+    """Say how a process ended. The status is negative for a signal."""
     return f"was ended by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status}"
 
 
@@ -47,14 +41,22 @@ class Ready(Struct, frozen=True):
     fault: Fault | None = None
 
 
-class Process:
-    """Started by the constructor, in a session of its own (a terminal's Ctrl-C reaches only us).
-    Holds itself until it is reaped.
+class ProcessOwner(Protocol):
+    """Whoever starts a process and hears of it, on the loop."""
 
-    `on_ready(ready)` is called once when it says that it is ready or failed, `on_exit(self)` once
-    when it is gone and reaped; both on the loop. `sink(name, line)` gets its stdout and stderr line
-    by line; without one both go to our stderr. What the process group leaves behind is killed with
-    it.
+    def on_ready(self, ready: Ready) -> None:
+        """Hear, once, that the process says that it is ready or failed."""
+
+    def on_exit(self, process: "Process") -> None:
+        """Hear, once, that the process is gone and reaped."""
+
+
+class Process:
+    """A process, which the constructor starts in a session of its own (a terminal's Ctrl-C reaches
+    only us). The object holds itself until the process is reaped.
+
+    `sink(name, line)` gets its stdout and stderr line by line; without one both go to our stderr.
+    What the process group leaves behind is killed with it.
     """
 
     def __init__(
@@ -62,10 +64,9 @@ class Process:
         name: str,
         argv: Sequence[str],
         env: Mapping[str, str],
+        owner: ProcessOwner,
         *,
         sink: Callable[[str, str], None] | None,
-        on_ready: Callable[[Ready], None],
-        on_exit: Callable[["Process"], None],
     ) -> None:
         """`env` is added to our own environment.
 
@@ -80,8 +81,7 @@ class Process:
         self.exit = 0
         self.ready: Ready | None = None
         self._sink = sink
-        self._on_ready = on_ready
-        self._on_exit = on_exit
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._gone = self._loop.create_future()
         self._heard = b""
@@ -92,7 +92,7 @@ class Process:
 
     @property
     def words(self) -> str:
-        """Its last lines on stderr; empty without a sink."""
+        """The process's last lines of output; empty without a sink."""
         return "\n".join(self._words)
 
     def terminate(self) -> None:
@@ -100,13 +100,13 @@ class Process:
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL it and its process group."""
+        """SIGKILL the process and its process group."""
         # Until the process is reaped the id of its group cannot have become another's.
         if self._popen.returncode is None:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def gone(self, timeout: float) -> bool:
-        """Whether it is gone and reaped within `timeout` seconds."""
+        """Say whether the process is gone and reaped within `timeout` seconds."""
         done, _ = await asyncio.wait([self._gone], timeout=timeout)
         return bool(done)
 
@@ -175,10 +175,10 @@ class Process:
             self.ready = msgspec.json.decode(self._heard.partition(b"\n")[0], type=Ready)
         except msgspec.DecodeError:
             return  # it closed the pipe without a word, so it will not be ready: its deadline or its death says so
-        self._on_ready(self.ready)
+        self._owner.on_ready(self.ready)
 
     def _on_output(self) -> bool:
-        """One chunk of output; False when there is none now."""
+        """Read one chunk of output; False when there is none now."""
         chunk = _read(self._output)
         if chunk is None:
             return False
@@ -221,7 +221,7 @@ class Process:
             self._unwatch(fd)
         os.close(self._death)
         self._gone.set_result(None)
-        self._on_exit(self)
+        self._owner.on_exit(self)
 
 
 def _pipe(reader: list[int], writer: list[int]) -> tuple[int, int]:
@@ -237,7 +237,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _read(fd: int) -> bytes | None:
-    """What can be read now; b"" at the end, None when there is nothing yet."""
+    """Read what is there now; b"" at the end, None when there is nothing yet."""
     try:
         return os.read(fd, _CHUNK)
     except BlockingIOError:

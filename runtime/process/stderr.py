@@ -44,7 +44,7 @@ class NonBlockingStderr(io.RawIOBase):
         self._gone = False
 
     def write(self, data: Any, /) -> int:
-        """Always all of it, as the caller sees it."""
+        """Write `data`, or drop it: the caller sees all of it written."""
         whole = bytes(data)
         self._rest = self._written(self._rest)
         if not self._rest:
@@ -57,7 +57,7 @@ class NonBlockingStderr(io.RawIOBase):
             self._rest = self._written(self._rest)
 
     def _written(self, data: bytes) -> bytes:
-        """What of it does not fit now."""
+        """Write what fits now, and return the rest."""
         while data and not self._gone and self._ready.poll(0):
             try:
                 data = data[os.write(self._fd, data[: self._at_once]) :]

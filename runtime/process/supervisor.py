@@ -54,6 +54,16 @@ class Death(Struct, frozen=True):
         return f"{self.name} (process {self.pid}) {how}{last}"
 
 
+class ChildObserver:
+    """The parent's part that hears of its children; each method does nothing by default."""
+
+    def on_ready(self, child: "Child", ready: Ready) -> None:
+        """Hear that a process of `child` is ready, each time one is."""
+
+    def on_death(self, child: "Child", death: Death) -> None:
+        """Hear that a process of `child` is gone, before its successor starts."""
+
+
 class Child:
     """One command line and its processes, one after another; made by `Supervisor.spawn`. The next
     process is started with what `argv` is then."""
@@ -87,18 +97,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """0 while no process runs."""
+        """The id of the running process; 0 while none runs."""
         return self._process.pid if self._process is not None else 0
 
     @property
     def incarnation(self) -> int:
-        """What the running process said when it was ready; 0 before."""
+        """The incarnation that the running process gave when it was ready; 0 before."""
         said = self._process.ready if self._process is not None else None
         return said.incarnation if said is not None else 0
 
     async def ready(self) -> Ready:
-        """What the process says when its sockets are bound; waits through restarts, each of which
-        has its own deadline.
+        """Wait until the process says that its sockets are bound, and return what it says; through
+        restarts, each of which has its own deadline.
 
         ZrtError: the fault it reported, which is final (it would be met again); or, when it is not
         started again: deadline if it was not ready in time and so was killed, internal if it died.
@@ -109,13 +119,14 @@ class Child:
             raise error.anew() from None
 
     def kill(self) -> None:
-        """SIGKILL the process. Its death is told, and it starts again, as after any other."""
+        """SIGKILL the process. The observer hears of its death, and it starts again, as after any
+        other."""
         if self._process is not None:
             self._process.kill()
 
     async def stop(self, timeout: float) -> None:
-        """SIGTERM, after `timeout` seconds SIGKILL; it does not start again. ZrtError internal: the
-        kernel does not let it go."""
+        """SIGTERM the process, SIGKILL it after `timeout` seconds, and start none again. ZrtError
+        internal: the kernel does not let it go."""
         self.dismiss()
         process = self._process
         if process is None:
@@ -129,7 +140,7 @@ class Child:
             raise ZrtError("internal", f"{self.name} (process {process.pid}) cannot be killed")
 
     def dismiss(self) -> None:
-        """Do not start it again."""
+        """Start no process again."""
         self._dismissed = True
         if self._next is not None:
             self._next.cancel()
@@ -143,24 +154,25 @@ class Child:
             self.name,
             self.argv,
             self._env | {RESTARTS: str(self.restarts)},
+            self,
             sink=self._supervisor.sink,
-            on_ready=self._on_ready,
-            on_exit=self._on_exit,
         )
         self._deadline = self._loop.call_later(self._ready_s, self._on_late)
 
-    def _on_ready(self, ready: Ready) -> None:
+    def on_ready(self, ready: Ready) -> None:
+        """Hear from its process that it is ready or failed."""
         if ready.fault is None and self._deadline is not None:
             self._deadline.cancel()
             self._ready.set_result(ready)
-            self._supervisor.on_ready(self, ready)
+            self._supervisor.observer.on_ready(self, ready)
 
     def _on_late(self) -> None:
         self._deadline = None
         self._late = True
         self.kill()
 
-    def _on_exit(self, process: Process) -> None:
+    def on_exit(self, process: Process) -> None:
+        """Start the next process, or give up."""
         self._process = None
         if self._deadline is not None:
             self._deadline.cancel()
@@ -182,10 +194,10 @@ class Child:
             )
         else:
             self._give_up(ZrtError("internal", str(death)))
-        self._supervisor.on_exit(death)
+        self._supervisor.observer.on_death(self, death)
 
     def _pause(self) -> float | None:
-        """Seconds until the next start; None when there is none."""
+        """Return the seconds until the next start; None when there is none."""
         rule = self._restart
         now = time.monotonic()
         while self._starts and self._starts[0] < now - rule.window_s:
@@ -207,7 +219,8 @@ class Child:
                 self._next = self._loop.call_later(pause, self._start_again)
             else:
                 self._give_up(error)
-            self._supervisor.on_exit(Death(self.name, 0, 0, NO_START, pause is not None, error.message))
+            death = Death(self.name, 0, 0, NO_START, pause is not None, error.message)
+            self._supervisor.observer.on_death(self, death)
 
     def _give_up(self, error: ZrtError) -> None:
         self.fault = error
@@ -216,25 +229,16 @@ class Child:
 
 
 class Supervisor:
-    """The parent of its children, on the main thread's loop.
+    """The parent of its children, on the main thread's loop; `observer` hears of them.
 
-    `on_death(death)` is called as soon as a process is gone, before its successor starts;
-    `on_ready(child, ready)` each time one is ready. `sink(name, line)` gets what children write to
-    stdout and stderr, line by line, and their last lines are kept for `Death.words`; without it
-    they write to our stderr.
+    `sink(name, line)` gets what children write to stdout and stderr, line by line, and their last
+    lines are kept for `Death.words`; without it they write to our stderr.
     """
 
-    def __init__(
-        self,
-        on_death: Callable[[Death], None],
-        *,
-        on_ready: Callable[[Child, Ready], None] | None = None,
-        sink: Callable[[str, str], None] | None = None,
-    ) -> None:
+    def __init__(self, observer: ChildObserver, *, sink: Callable[[str, str], None] | None = None) -> None:
         self.children: dict[str, Child] = {}
+        self.observer = observer
         self.sink = sink
-        self._on_death = on_death
-        self._on_ready = on_ready
         self._stopping = False
 
     def spawn(
@@ -278,7 +282,7 @@ class Supervisor:
                 raise result
 
     def pids(self) -> dict[str, int]:
-        """The process of each child; 0 while none runs."""
+        """Return the process id of each child by name; 0 while none runs."""
         return {name: child.pid for name, child in self.children.items()}
 
     def kill(self) -> None:
@@ -294,10 +298,3 @@ class Supervisor:
             raise ZrtError("internal", f"{child.name} still runs")
         child.dismiss()
         del self.children[child.name]
-
-    def on_ready(self, child: Child, ready: Ready) -> None:
-        if self._on_ready is not None:
-            self._on_ready(child, ready)
-
-    def on_exit(self, death: Death) -> None:
-        self._on_death(death)

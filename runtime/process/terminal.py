@@ -68,14 +68,15 @@ def interruptible() -> None:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Those that end a command: all of ENDS, but not SIGHUP in a process that was started to
-    outlive its terminal."""
+    """Return the signals that end a command: all of ENDS, but not SIGHUP in a process that was
+    started to outlive its terminal."""
     return [number for number in ENDS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def say(text: str) -> None:
-    """A line on stderr. A command's work does not end because nobody reads what it says about it: a
-    line that a full disk does not take is dropped, and a reader that is gone is told no more."""
+    """Write a line on stderr. A command's work does not end because nobody reads what it says about
+    it: a line that a full disk does not take is dropped, and a reader that is gone is told no
+    more."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError as error:
@@ -86,7 +87,7 @@ def say(text: str) -> None:
 
 
 def listens(stream: TextIO) -> bool:
-    """Whether a line can be written now. A pager or a terminal that is paused takes none, and
+    """Say whether a line can be written now. A pager or a terminal that is paused takes none, and
     whoever writes is held up."""
     ready = select.poll()
     try:
@@ -104,8 +105,8 @@ def mute(stream: TextIO) -> None:
 
 
 def drop_held_back(stream: TextIO) -> None:
-    """Else it would be tried with each line that follows, and at the end make the exit status one
-    of Python's own."""
+    """Drop what a stream holds back: else it would be tried with each line that follows, and at the
+    end make the exit status one of Python's own."""
     fd = stream.fileno()
     kept = os.dup(fd)
     try:
@@ -130,8 +131,8 @@ class Foreground:
         self._runner.__exit__(kind, error, trace)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """What `work()` returns. A signal that ends a command cancels it; KeyboardInterrupt once it
-        has cleaned up."""
+        """Return what `work()` returns. A signal that ends a command cancels it; KeyboardInterrupt
+        once it has cleaned up."""
         try:
             return self._runner.run(_cancelled_by_signals(work))
         except asyncio.CancelledError:

@@ -153,7 +153,8 @@ def test_sessions_finish_before_the_cluster_goes(tiny: Path, tmp_path: Path) -> 
     words = ["--listen", "tcp://0.0.0.0:0", "--insecure", "--advertise", "tcp://127.0.0.2"]
     with running(conf(tiny, tmp_path, 1, model_context=60000), *words, home=tmp_path) as cluster:
         assert cluster.endpoint.startswith("tcp://127.0.0.2:")
-        assert cluster.endpoint in cluster.children()["stage0"].cmdline()
+        options = json.loads(cluster.children()["stage0"].cmdline()[-1])
+        assert options["join"] == cluster.endpoint
         cluster.children()["coordinator"].kill()
         elsewhere = cluster.endpoint.replace("127.0.0.2", "127.0.0.1")
         deadline = time.monotonic() + 60

@@ -24,7 +24,7 @@ from zrt.runtime.messages.control import Address
 from zrt.runtime.messages.members import Shutdown
 from zrt.runtime.process.lifeline import DEATH_FD, PARENT
 from zrt.runtime.process.spawn import WORD_BYTES, WORDS, Ready
-from zrt.runtime.process.supervisor import Child, Death, RestartPolicy, Supervisor
+from zrt.runtime.process.supervisor import Child, ChildObserver, Death, RestartPolicy, Supervisor
 
 CHILDREN = Path(__file__).parent / "children"
 QUICK = RestartPolicy(budget=3, window_s=60, first_s=0.01, most_s=0.05)
@@ -34,18 +34,21 @@ def words(*verbs: str, program: str = "child.py") -> list[str]:
     return [sys.executable, str(CHILDREN / program), *verbs]
 
 
-class Family:
-    """A supervisor and what it was told."""
+class Family(ChildObserver):
+    """A supervisor and what it told."""
 
     def __init__(self) -> None:
         self.deaths: list[Death] = []
         self.readies: list[tuple[str, Ready]] = []
         self.lines: list[tuple[str, str]] = []
-        self.supervisor = Supervisor(
-            self.deaths.append,
-            on_ready=lambda child, ready: self.readies.append((child.name, ready)),
-            sink=lambda name, line: self.lines.append((name, line)),
-        )
+        self.supervisor = Supervisor(self, sink=lambda name, line: self.lines.append((name, line)))
+
+    def on_ready(self, child: Child, ready: Ready) -> None:
+        self.readies.append((child.name, ready))
+
+    def on_death(self, child: Child, death: Death) -> None:
+        assert child.name == death.name
+        self.deaths.append(death)
 
     def spawn(
         self, *verbs: str, name: str = "child", ready_s: float = PATIENCE_S, restart: RestartPolicy | None = None
@@ -236,7 +239,12 @@ async def test_a_killed_child_comes_back_with_the_words_it_has_then(family: Fami
 async def test_pauses_between_restarts_double_up_to_a_bound(family: Family) -> None:
     rule = RestartPolicy(budget=4, window_s=60, first_s=0.1, most_s=0.25)
     times: list[float] = []
-    supervisor = Supervisor(lambda death: times.append(time.monotonic()))
+
+    class Clock(ChildObserver):
+        def on_death(self, child: Child, death: Death) -> None:
+            times.append(time.monotonic())
+
+    supervisor = Supervisor(Clock())
     supervisor.spawn("child", ["false"], restart=rule)
     await until(lambda: len(times) == 5)
     pauses = [after - before for before, after in pairwise(times)]

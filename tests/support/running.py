@@ -37,9 +37,9 @@ class Running:
         for child in psutil.Process(self.process.pid).children():
             with suppress(psutil.Error):
                 words = child.cmdline()
-                if words[3:4] not in (["actor"], ["worker"]):
+                if words[2:3] != ["zrt.actors.main"]:
                     continue  # it is being started, or is just ending
-                found[words[words.index("--name") + 1] if "--name" in words else words[4]] = child
+                found[words[words.index("--name") + 1]] = child
         return found
 
     def end(self, number: int = signal.SIGINT) -> int:

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import torch
 
 from zrt.actors.block_server.tensor_parallel.group_stats import GroupStats
+from zrt.actors.options import RankOptions, command_line
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.compute.devices import device_memory
 from zrt.runtime.compute.threads import thread_environment
@@ -28,8 +29,7 @@ from zrt.runtime.messages.ranks import (
     WorkerRequest,
 )
 from zrt.runtime.messages.stats import RankLoad
-from zrt.runtime.process.spawn import command
-from zrt.runtime.process.supervisor import Child, Death, Supervisor
+from zrt.runtime.process.supervisor import Child, ChildObserver, Death, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,9 @@ class RankProcess:
         self.load = load
 
 
-class RankProcesses:
-    """The processes of a group's ranks 1 to `world` - 1, children of this one; `failed(error)`
-    hears of each that dies or is silent."""
+class RankProcesses(ChildObserver):
+    """Ranks 1 to `world` - 1 of a group, children of this process; `failed(error)` hears of each
+    that dies or is silent."""
 
     def __init__(
         self, actor: Actor, stats: GroupStats, device: torch.device, threads: int, failed: Callable[[ZrtError], None]
@@ -71,7 +71,7 @@ class RankProcesses:
         self._device = device
         self._threads = threads
         self._failed = failed
-        self._supervisor = Supervisor(self._on_death)
+        self._supervisor = Supervisor(self)
         self._watches: list[asyncio.Task[None]] = []
         self._ending = False
 
@@ -131,14 +131,14 @@ class RankProcesses:
 
     def _spawn(self, rank: int) -> Child:
         device = str(self._device) if self._device.index is None else f"cuda:{self._device.index + rank}"
-        words = ["--name", f"{self._actor.name}.rank{rank}", "--rank", str(rank), "--world", str(self.world)]
-        words += ["--device", device, "--threads", str(self._threads)]
-        argv = command("actor", "tp-rank", *words)
-        return self._supervisor.spawn(words[1], argv, env=thread_environment(self._threads), ready_s=READY_S)
+        name = f"{self._actor.name}.rank{rank}"
+        options = RankOptions(name=name, device=device, threads=self._threads, rank=rank, world=self.world)
+        environment = thread_environment(self._threads)
+        return self._supervisor.spawn(name, command_line(options), env=environment, ready_s=READY_S)
 
-    def _on_death(self, death: Death) -> None:
+    def on_death(self, child: Child, death: Death) -> None:
         if not self._ending:
-            member = next(member for member in self.members if member.child.name == death.name)
+            member = next(member for member in self.members if member.child is child)
             self._lost(member, str(death))
 
     async def _watch(self, member: RankProcess) -> None:

@@ -28,13 +28,14 @@ from zrt.runtime.process.lifeline import READY_FD, Lifeline, hold
 
 
 def _supervised_child(path: str) -> None:
-    from zrt.runtime.process.supervisor import Death, Supervisor
+    from zrt.runtime.process.supervisor import Child, ChildObserver, Death, Supervisor
 
-    async def parent() -> None:
-        def on_death(death: Death) -> None:
+    class Observer(ChildObserver):
+        def on_death(self, child: Child, death: Death) -> None:
             os._exit(9)
 
-        supervisor = Supervisor(on_death)
+    async def parent() -> None:
+        supervisor = Supervisor(Observer())
         child = supervisor.spawn("grandchild", [sys.executable, __file__, "hold", "ready", "wait"])
         await child.ready()
         _write(path, child.pid)

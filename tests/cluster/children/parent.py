@@ -6,11 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-from zrt.runtime.process.supervisor import Supervisor
+from zrt.runtime.process.supervisor import ChildObserver, Supervisor
 
 
 async def live(folder: Path) -> None:
-    supervisor = Supervisor(lambda death: None)
+    supervisor = Supervisor(ChildObserver())
     program = str(Path(__file__).parent / "child.py")
     children = [
         supervisor.spawn("one", [sys.executable, program, "hold", f"child={folder / 'grandchild'}"]),

@@ -1,0 +1,137 @@
+"""The options of each kind of actor process, and the command line that starts a child with them.
+
+`zrt actor KIND` and `zrt worker` fill the options from their words; `zrt up` and the leader of a
+tensor-parallel group fill them directly. They hold no secrets: everybody on a machine may read a
+command line.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import msgspec
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from zrt.runtime.cluster.file_schema import Conf
+
+LOOPBACK: Final = "tcp://127.0.0.1:0"
+"""Any free port, for this machine only."""
+
+
+class ClusterOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A cluster file (None: the packaged conf/local.toml), and what replaces settings of it."""
+
+    conf: str | None = None
+    model: str | None = None
+    stages: int | None = None
+    tp: int | None = None
+    listen: str | None = None
+    advertise: str | None = None
+    insecure: bool = False
+
+    def read(self) -> "Conf":
+        """Return the checked cluster file with the replacements made. ZrtError bad_config."""
+        from zrt.runtime.cluster import file_loader  # only the coordinator reads one
+
+        return file_loader.override(
+            file_loader.load(None if self.conf is None else Path(self.conf)),
+            model=self.model,
+            stages=self.stages,
+            tp=self.tp,
+            listen=self.listen,
+            advertise=self.advertise,
+            insecure=self.insecure,
+        )
+
+
+class CoordinatorOptions(ClusterOptions, frozen=True, kw_only=True):
+    """The options of a coordinator. `cluster_id`: the id that its members know the cluster by,
+    empty for a new one. `port_wait`: the seconds it waits for its port, should it be taken."""
+
+    kind: ClassVar[str] = "coordinator"
+    name: ClassVar[str] = "coordinator"
+
+    port_wait: float = 0.0
+    cluster_id: str = ""
+
+
+class ComputeOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What all processes that compute have in common. `name`: None for one made of the process id;
+    `threads`: None for one a core."""
+
+    kind: ClassVar[str]
+
+    name: str | None = None
+    device: str = "cpu"
+    threads: int | None = None
+    listen: str = LOOPBACK
+
+    @property
+    def num_threads(self) -> int:
+        """CPU threads to compute with."""
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+class MemberOptions(ComputeOptions, frozen=True, kw_only=True):
+    """The options of a process that joins the coordinator at `join`. `memory`: the most bytes it
+    may take, 0 for what there is. `cluster_id`: the id of the cluster it belongs to, empty for that
+    of the first it joins. `insecure`: `listen` may be an interface that other machines reach."""
+
+    join: str
+    memory: int = 0
+    advertise: str | None = None
+    insecure: bool = False
+    cluster_id: str = ""
+
+
+class BlockServerOptions(MemberOptions, frozen=True, kw_only=True):
+    """The options of a block server. `shared_threads`: CPU threads while other stages of this
+    machine compute as well, None for as many as alone."""
+
+    kind: ClassVar[str] = "block-server"
+
+    shared_threads: int | None = None
+
+
+class LayerWorkerOptions(MemberOptions, frozen=True, kw_only=True):
+    """The options of a layer worker."""
+
+    kind: ClassVar[str] = "layer-worker"
+
+
+class RankOptions(ComputeOptions, frozen=True, kw_only=True):
+    """The options of rank `rank`, from 1 on, of a tensor-parallel group of `world` ranks."""
+
+    kind: ClassVar[str] = "tp-rank"
+
+    rank: int
+    world: int
+
+
+ActorOptions = CoordinatorOptions | BlockServerOptions | LayerWorkerOptions | RankOptions
+
+
+def command_line(options: ActorOptions) -> list[str]:
+    """Return the command line that starts a child with these options, by this very Python. Its
+    words show the actor's kind and name; its last word holds all options as JSON."""
+    return [sys.executable, "-m", "zrt.actors.main", *_words(options)]
+
+
+def from_words(words: Sequence[str], kind: type[ActorOptions]) -> ActorOptions:
+    """Return the options in a command line of this kind, less what runs it. ValueError: it is not
+    one that `command_line` makes."""
+    options = msgspec.convert(json.loads(words[-1]), type=kind)
+    if list(words) != _words(options):
+        raise ValueError("KIND and NAME are not those of OPTIONS")
+    return options
+
+
+def _words(options: ActorOptions) -> list[str]:
+    # msgspec's own JSON has no place for the bytes that a path may hold and UTF-8 does not.
+    said = json.dumps(msgspec.to_builtins(options), separators=(",", ":"))
+    name = ["--name", options.name] if options.name else []
+    return [options.kind, *name, said]
