@@ -24,8 +24,9 @@ from zrt.actors.node.recovery import Recoveries
 from zrt.runtime.actor.actor_process import DOWN_STATUS
 from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.actor.member import Member
-from zrt.runtime.cli.asking import Question, answer
+from zrt.runtime.cli.answer import answer
 from zrt.runtime.cli.progress import Bars
+from zrt.runtime.cli.question import Question
 from zrt.runtime.client.client import LEAVE_S, Client
 from zrt.runtime.client.connection import CONNECT_S
 from zrt.runtime.cluster.file_schema import Conf

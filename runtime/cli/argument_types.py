@@ -3,12 +3,15 @@ ArgumentTypeError."""
 
 import argparse
 import re
+from collections.abc import Callable
 from typing import Final
 
 _LARGEST: Final = 2**63 - 1
 
 
-def _number(text: str, least: int, most: int = _LARGEST) -> int:
+def whole(text: str, *, least: int, most: int | None = None) -> int:
+    """A whole number from `least` to `most`, or to the largest that can be sent."""
+    most = _LARGEST if most is None else most
     try:
         number = int(text)
     except ValueError:
@@ -40,12 +43,12 @@ def device(text: str) -> str:
 
 def positive(text: str) -> int:
     """A whole number from 1."""
-    return _number(text, 1)
+    return whole(text, least=1)
 
 
 def count(text: str) -> int:
     """A whole number from 0."""
-    return _number(text, 0)
+    return whole(text, least=0)
 
 
 def _real(text: str) -> float:
@@ -55,88 +58,43 @@ def _real(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
-def temperature(text: str) -> float:
-    """A number from 0."""
-    if not 0 <= (number := _real(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+def real(text: str, *, least: float | None = None, above: float | None = None, most: float) -> float:
+    """A number from `least`, or above `above`, to `most`."""
+    number = _real(text)
+    if above is not None and not above < number <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not above {above:g} and at most {most:g}")
+    if least is not None and not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not between {least:g} and {most:g}")
     return number
 
 
-def share(text: str) -> float:
-    """A number above 0, at most 1."""
-    if not 0 < (number := _real(text)) <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
-    return number
-
-
-def floor(text: str) -> float:
-    """A number from 0 to 1."""
-    if not 0 <= (number := _real(text)) <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return number
-
-
-def factor(text: str) -> float:
-    """A number from 0.01 to 1000."""
-    if not 0.01 <= (number := _real(text)) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0.01 and 1000")
-    return number
-
-
-def penalty(text: str) -> float:
-    """A number from -2 to 2."""
-    if not -2 <= (number := _real(text)) <= 2:
-        raise argparse.ArgumentTypeError(f"{text} is not between -2 and 2")
-    return number
-
-
-def bias(text: str) -> tuple[int, float]:
-    """A token id and a number from -100 to 100: "15:-2.5"."""
+def pair(text: str, *, key: Callable[[str], int], value: Callable[[str], float]) -> tuple[int, float]:
+    """A token id and a number: "15:-2.5"."""
     token, _, number = text.partition(":")
     try:
-        found = _number(token, 0, 2**32 - 1), _real(number)
+        found = key(token), _real(number)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID:BIAS, such as 15:-2.5") from None
-    if not -100 <= found[1] <= 100:
-        raise argparse.ArgumentTypeError(f"{number} is not between -100 and 100")
-    return found
+    return found[0], value(number)
 
 
-def token(text: str) -> int:
-    """A token id."""
-    return _number(text, 0, 2**32 - 1)
-
-
-def likeliest(text: str) -> int:
-    """How many of the likeliest tokens: 0 to 20."""
-    return _number(text, 0, 20)
-
-
-def answers(text: str) -> int:
-    """How many answers: 1 to 16."""
-    return _number(text, 1, 16)
-
-
-def text(given: str) -> str:
-    """Text that can be sent: a command line may hold any bytes."""
+def text(given: str, *, least: int = 0, most: int | None = None) -> str:
+    """Text that can be sent, of so many characters: a command line may hold any bytes."""
     try:
         given.encode()
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError("it is not UTF-8") from None
-    return given
-
-
-def stop(given: str) -> str:
-    """Text that is not empty."""
-    if not given:
+    if len(given) < least:
         raise argparse.ArgumentTypeError("it is empty")
-    return text(given)
+    if most is not None and len(given) > most:
+        raise argparse.ArgumentTypeError(f"it is longer than {most} characters")
+    return given
 
 
 def ids(text: str) -> list[int]:
     """Token ids: "1,2,3"."""
     try:
-        return [_number(part, 0, 2**32 - 1) for part in text.split(",")]
+        return [whole(part, least=0, most=2**32 - 1) for part in text.split(",")]
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,2,3") from None
 

@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from zrt.runtime.cli.json_output import as_json
 from zrt.runtime.cli.progress import Bars
 from zrt.runtime.cluster.file_schema import Conf
 from zrt.runtime.cluster.gpu_memory import GpuNeeds, gpu_needs, gpu_shortage
@@ -269,4 +270,4 @@ def _print_lines(lines: list[str]) -> None:
 
 
 def _print_json(fields: dict[str, Any]) -> None:
-    print(msgspec.json.encode(fields).decode(), flush=True)
+    print(as_json(**fields), flush=True)

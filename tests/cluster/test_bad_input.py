@@ -36,7 +36,7 @@ def conf(
     [
         ("generate hi --top-p 2", "--top-p: 2 is not above 0 and at most 1"),
         ("generate hi --top-p nan", "--top-p: nan"),
-        ("generate hi --temperature -1", "--temperature: -1 is not 0 or more"),
+        ("generate hi --temperature -1", "--temperature: -1 is not between 0 and 1000"),
         ("generate hi --temperature inf", "--temperature: inf"),
         ("generate hi --top-k -1", "--top-k: -1 is not 0 or more"),
         ("generate hi --top-k many", "--top-k: 'many' is not a whole number"),
@@ -48,8 +48,8 @@ def conf(
         ("worker --join tcp://127.0.0.1:1 --name at/tic", "--name: 'at/tic' is no name of the pattern ^[A-Za-z0-9]"),
         ("generate --token-ids 1,x", "--token-ids: '1,x' is not a list of token ids such as 1,2,3"),
         ("generate --token-ids -1", "--token-ids"),
-        ("generate", "give a text or --token-ids, and not both"),
-        ("generate hi --token-ids 1", "give a text or --token-ids, and not both"),
+        ("generate", "give either a prompt or --token-ids"),
+        ("generate hi --token-ids 1", "give either a prompt or --token-ids"),
         ("generate hi --connect nonsense", "nonsense"),
         ("cancel xyz", "'xyz' is not a session id: `zrt status` shows them"),
         ("cancel 1234567890123456789", "is not a session id: `zrt status` shows them"),
@@ -68,7 +68,7 @@ def conf(
         ("check smollm2-135m --device cuda:-1", "'cuda:-1' is no device"),
     ],
 )
-def test_words_that_are_off_are_named(words: str, named: str, tmp_path: Path) -> None:
+def test_a_wrong_command_line_is_told_what_is_wrong(words: str, named: str, tmp_path: Path) -> None:
     done = run_zrt(*words.split(), home=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert named in done.stderr

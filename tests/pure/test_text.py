@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.models.architecture.generation_config import (
     NEUTRAL,
     GenerationDefaults,
@@ -253,14 +254,24 @@ def test_a_model_may_have_no_eos(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        ({}, GenerationDefaults(0.0, 0, 1.0)),
-        ({"do_sample": False, "temperature": 0.7}, GenerationDefaults(0.0, 0, 1.0)),
-        ({"do_sample": True}, GenerationDefaults(1.0, 0, 1.0)),
-        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": None}, GenerationDefaults(0.6, 0, 0.9)),
-        ({"do_sample": True, "temperature": 1, "top_k": 20, "pad_token_id": 0}, GenerationDefaults(1.0, 20, 1.0)),
-        ({"top_p": 0.8, "top_k": 5, "min_p": 0.1}, GenerationDefaults(0.0, 5, 0.8, 0.1)),
-        ({"repetition_penalty": 1.05}, GenerationDefaults(repetition_penalty=1.05)),
-        ({"max_new_tokens": 9, "min_new_tokens": 3}, GenerationDefaults(min_tokens=3, max_tokens=9)),
+        ({}, GenerationDefaults(Sampling(0.0, 0, 1.0))),
+        ({"do_sample": False, "temperature": 0.7}, GenerationDefaults(Sampling(0.0, 0, 1.0))),
+        ({"do_sample": True}, GenerationDefaults(Sampling(1.0, 0, 1.0))),
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": None},
+            GenerationDefaults(Sampling(0.6, 0, 0.9)),
+        ),
+        (
+            {"do_sample": True, "temperature": 1, "top_k": 20, "pad_token_id": 0},
+            GenerationDefaults(Sampling(1.0, 20, 1.0)),
+        ),
+        ({"top_p": 0.8, "top_k": 5, "min_p": 0.1}, GenerationDefaults(Sampling(0.0, 5, 0.8, 0.1))),
+        ({"top_p": 0, "min_p": 0, "top_k": 0}, GenerationDefaults(Sampling(0.0, 0, 0.0, 0.0))),
+        ({"repetition_penalty": 1.05}, GenerationDefaults(Sampling(repetition_penalty=1.05))),
+        (
+            {"max_new_tokens": 9, "min_new_tokens": 3},
+            GenerationDefaults(Sampling(min_tokens=3), max_tokens=9),
+        ),
         ({"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": None}, GenerationDefaults()),
         ({"num_beams": 4, "typical_p": 0.9}, GenerationDefaults(unheeded=("num_beams 4", "typical_p 0.9"))),
         ({"suppress_tokens": [1, 2]}, GenerationDefaults(unheeded=("suppress_tokens [1,2]",))),
@@ -281,7 +292,7 @@ def test_every_neutral_value_is_the_one_that_transformers_takes_for_none() -> No
 
 
 def test_without_a_generation_config_answers_are_greedy(tmp_path: Path) -> None:
-    assert generation_defaults(tmp_path) == GenerationDefaults(temperature=0.0)
+    assert generation_defaults(tmp_path) == GenerationDefaults(Sampling(temperature=0.0))
 
 
 @pytest.mark.parametrize(
@@ -323,20 +334,25 @@ def test_nothing_here_imports_torch(tokenizer_folder: Folder) -> None:
     program = """
 import sys
 from pathlib import Path
-from zrt.runtime import config, detokenise, generation_config, models, plan, stops, text
+from zrt.runtime.cluster import file_loader, partition
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture import generation_config
+from zrt.runtime.models.fetch import resolve
+from zrt.runtime.text import detokenizer, stop_strings
+from zrt.runtime.text.tokenizer import Tokenizer
 folder = Path(sys.argv[1])
-tokenizer = text.Tokenizer.open(folder)
+tokenizer = Tokenizer.open(folder)
 ids = tokenizer.encode_chat([{"role": "user", "content": "he had"}]) + tokenizer.encode_raw("he had")
-detokeniser = detokenise.Detokenizer(tokenizer)
+detokeniser = detokenizer.Detokenizer(tokenizer)
 said = "".join(map(detokeniser.push, ids)) + detokeniser.finish()
 assert said == tokenizer.decode(ids), said
 generation_config.eos_ids(folder, tokenizer), generation_config.generation_defaults(folder)
-config.load()
-plan.plan([1, 1], 0, 0, [plan.Wish()])
-stops.StopMatcher(["x"]).push("y")
+file_loader.load()
+partition.plan([1, 1], 0, 0, [partition.Wish()])
+stop_strings.StopMatcher(["x"]).push("y")
 try:
-    models.resolve("nobody/nothing")
-except models.ZrtError:
+    resolve.resolve("nobody/nothing")
+except ZrtError:
     pass
 heavy = {"torch", "transformers"} & set(sys.modules)
 assert not heavy, heavy
@@ -360,7 +376,7 @@ def test_the_demo_model_chats_by_its_own_template(demo_model: Path) -> None:
     )
     assert [ids.count(start), ids.count(end)] == [3, 2]
     assert eos_ids(demo_model, tokenizer) == {end}
-    assert generation_defaults(demo_model) == GenerationDefaults(temperature=0.0)
+    assert generation_defaults(demo_model) == GenerationDefaults(Sampling(temperature=0.0))
 
 
 @pytest.mark.demo

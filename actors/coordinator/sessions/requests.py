@@ -5,11 +5,13 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 from zrt.runtime.messages.client import Generate
-from zrt.runtime.messages.sampling import SEED_MAX, Sampling
+from zrt.runtime.messages.sampling import SAMPLING_OPTIONS, SEED_MAX, Sampling, stage_sampling
 from zrt.runtime.models.architecture.generation_config import GenerationDefaults, eos_ids, generation_defaults
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.text.tokenizer import Tokenizer
@@ -83,10 +85,10 @@ class Requests:
 
         ZrtError bad_request: values that do not go together, or ids outside of the vocabulary.
         """
-        defaults = self.defaults
-        self._check_ids("logit_bias", request.logit_bias)
-        self._check_ids("stop_token_ids", request.stop_token_ids)
-        min_tokens = defaults.min_tokens if request.min_tokens is None else request.min_tokens
+        for option in SAMPLING_OPTIONS:
+            if option.holds_token_ids:
+                self._check_ids(option.name, getattr(request, option.name))
+        min_tokens = self.defaults.sampling.min_tokens if request.min_tokens is None else request.min_tokens
         if request.max_tokens is not None and min_tokens > request.max_tokens:
             if request.min_tokens is not None:
                 text = f"min_tokens is {min_tokens}, but max_tokens is {request.max_tokens}"
@@ -97,21 +99,7 @@ class Requests:
         seed = secrets.randbits(32) if request.seed is None else request.seed
         if seed + request.n - 1 > SEED_MAX:
             raise ZrtError("bad_request", f"seed is {seed}: sample {request.n - 1} would need one beyond {SEED_MAX}")
-        return Sampling(
-            temperature=defaults.temperature if request.temperature is None else request.temperature,
-            top_k=defaults.top_k if request.top_k is None else request.top_k,
-            top_p=defaults.top_p if request.top_p is None else request.top_p,
-            min_p=defaults.min_p if request.min_p is None else request.min_p,
-            repetition_penalty=defaults.repetition_penalty
-            if request.repetition_penalty is None
-            else request.repetition_penalty,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            min_tokens=min_tokens,
-            logit_bias=request.logit_bias,
-            logprobs=request.logprobs,
-            seed=seed,
-        )
+        return replace(stage_sampling(request, self.defaults.sampling), min_tokens=min_tokens, seed=seed)
 
     def _check_ids(self, field: str, ids: Iterable[int]) -> None:
         high = max(ids, default=0)

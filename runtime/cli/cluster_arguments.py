@@ -1,0 +1,74 @@
+"""The words by which commands name a cluster: one that runs by its endpoint, one that is to run by
+its file."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zrt.runtime.cli import argument_types
+
+if TYPE_CHECKING:
+    from zrt.runtime.cluster.file_schema import Conf
+
+
+def add_connect_argument(parser: argparse.ArgumentParser) -> None:
+    """Take the endpoint of a running cluster."""
+    parser.add_argument(
+        "--connect", metavar="ENDPOINT", help="the cluster's (default: $ZRT_ENDPOINT, or the last one started here)"
+    )
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take a cluster file, and what may be said in place of its values."""
+    parser.add_argument("conf", metavar="CONF", nargs="?", type=Path, help="a cluster file (default: conf/local.toml)")
+    parser.add_argument("--model", metavar="REF", help="a demo name, a folder, or a hub id; in place of the file's")
+    parser.add_argument(
+        "--stages", type=argument_types.positive, metavar="N", help="N planned stages in place of the file's"
+    )
+    parser.add_argument(
+        "--tp", type=argument_types.positive, metavar="N", help="N tensor-parallel ranks in every stage"
+    )
+
+
+def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take where a cluster listens."""
+    parser.add_argument(
+        "--listen",
+        metavar="ENDPOINT",
+        help="where clients reach the cluster, such as tcp://127.0.0.1:0; in place of the file's",
+    )
+    add_advertise_arguments(parser)
+
+
+def add_advertise_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take how others reach a process from elsewhere."""
+    parser.add_argument(
+        "--advertise", metavar="ENDPOINT", help="what others reach it by, where that is another name: tcp://HOST"
+    )
+    parser.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
+
+
+def cluster_conf(arguments: argparse.Namespace) -> "Conf":
+    """Read the cluster file, with what is said in place of its values. ZrtError bad_config."""
+    from zrt.runtime.cluster import file_loader
+
+    return file_loader.override(
+        file_loader.load(arguments.conf),
+        model=arguments.model,
+        stages=arguments.stages,
+        tp=arguments.tp,
+        listen=getattr(arguments, "listen", None),
+        advertise=getattr(arguments, "advertise", None),
+        insecure=getattr(arguments, "insecure", False),
+    )
+
+
+def cluster_words(arguments: argparse.Namespace) -> list[str]:
+    """Return the words that name this cluster file and what was said in place of its values, for
+    another command."""
+    words = [str(arguments.conf)] if arguments.conf is not None else []
+    for name in ("model", "stages", "tp", "listen", "advertise"):
+        value = getattr(arguments, name)
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    return [*words, "--insecure"] if arguments.insecure else words
