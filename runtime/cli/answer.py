@@ -29,8 +29,8 @@ class Answer:
     logprobs: list[TokenLogprobs] | None = None
 
     def add(self, piece: Piece) -> str:
-        """What to show of it: its text, or its ids where the model has no tokenizer and so no text
-        ever comes."""
+        """Add a piece, and return what to show of it: its text, or its ids where the model has no
+        tokenizer and so no text ever comes."""
         self.text += piece.text
         self.token_ids += piece.token_ids
         if piece.logprobs is not None:
@@ -38,11 +38,11 @@ class Answer:
         return piece.text if self.text else _ids(piece.token_ids)
 
     def shown(self) -> str:
-        """All of what `add` returned."""
+        """Return all of what `add` returned."""
         return self.text or _ids(self.token_ids)
 
     def fields(self) -> dict[str, object]:
-        """What `--json` says of it."""
+        """Return what `--json` says of the answer."""
         asked = {} if self.logprobs is None else {"logprobs": self.logprobs}
         return {"text": self.text, "token_ids": self.token_ids, **asked}
 
@@ -53,7 +53,7 @@ def _ids(token_ids: list[int]) -> str:
 
 async def answer(client: Client, question: Question) -> int:
     """Stream an answer to stdout (text, or the ids of a model without a tokenizer), its figures to
-    stderr. The exit status.
+    stderr: the exit status.
 
     Several answers are printed one after the other once all are there. With `question.json` stdout
     gets one object instead, also when the answer breaks off: then with `error`; several are its
@@ -111,8 +111,8 @@ async def follow(client: Client, stream: Stream, got: list[Answer], *, show: boo
 
 @contextmanager
 def _says_breaks(client: Client, stream: Stream, notice: Notice) -> Iterator[None]:
-    """Meanwhile it is said when the connection is gone for longer than a moment, and taken back
-    when there is one again."""
+    """Say, in the meantime, when the connection is gone for longer than a moment, and take that
+    back when there is one again."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
@@ -134,11 +134,12 @@ def _says_breaks(client: Client, stream: Stream, notice: Notice) -> Iterator[Non
 
 
 def _json(answers: list[dict[str, object]], **rest: object) -> str:
-    """One answer as it is, several as `choices`."""
+    """Return one answer as it is, several as `choices`."""
     return as_json(**answers[0], **rest) if len(answers) == 1 else as_json(choices=answers, **rest)
 
 
 def say_notes(stream: Stream) -> None:
+    """Say what the model's generation_config asks for and does not get."""
     for note in stream.accepted.notes if stream.accepted else ():
         say(f"zrt: {note}")
 

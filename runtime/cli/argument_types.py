@@ -1,5 +1,5 @@
-"""Words of the command line, each read and checked: what argparse calls a type. They raise
-ArgumentTypeError."""
+"""Words of the command line, each read and checked: what argparse calls a type. Each raises
+ArgumentTypeError for a word that it does not take."""
 
 import argparse
 import re
@@ -10,7 +10,7 @@ _LARGEST: Final = 2**63 - 1
 
 
 def whole(text: str, *, least: int, most: int | None = None) -> int:
-    """A whole number from `least` to `most`, or to the largest that can be sent."""
+    """Read a whole number from `least` to `most`, or to the largest that can be sent."""
     most = _LARGEST if most is None else most
     try:
         number = int(text)
@@ -23,16 +23,16 @@ def whole(text: str, *, least: int, most: int | None = None) -> int:
 
 
 def name(text: str) -> str:
-    """A name as a cluster file has it."""
+    """Read a name as a cluster file has it."""
     from zrt.runtime.cluster.file_schema import NAME  # it is not for every command
 
     if not re.fullmatch(NAME, text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name of the pattern {NAME}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid name: it has to match {NAME}")
     return text
 
 
 def device(text: str) -> str:
-    """A device as a cluster file has it."""
+    """Read a device as a cluster file has it."""
     from zrt.runtime.cluster import file_schema
 
     try:
@@ -42,12 +42,12 @@ def device(text: str) -> str:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
+    """Read a whole number from 1."""
     return whole(text, least=1)
 
 
 def count(text: str) -> int:
-    """A whole number from 0."""
+    """Read a whole number from 0."""
     return whole(text, least=0)
 
 
@@ -59,7 +59,7 @@ def _real(text: str) -> float:
 
 
 def real(text: str, *, least: float | None = None, above: float | None = None, most: float) -> float:
-    """A number from `least`, or above `above`, to `most`."""
+    """Read a number from `least`, or above `above`, to `most`."""
     number = _real(text)
     if above is not None and not above < number <= most:
         raise argparse.ArgumentTypeError(f"{text} is not above {above:g} and at most {most:g}")
@@ -69,7 +69,7 @@ def real(text: str, *, least: float | None = None, above: float | None = None, m
 
 
 def pair(text: str, *, key: Callable[[str], int], value: Callable[[str], float]) -> tuple[int, float]:
-    """A token id and a number: "15:-2.5"."""
+    """Read a token id and a number: "15:-2.5"."""
     token, _, number = text.partition(":")
     try:
         found = key(token), _real(number)
@@ -79,20 +79,21 @@ def pair(text: str, *, key: Callable[[str], int], value: Callable[[str], float])
 
 
 def text(given: str, *, least: int = 0, most: int | None = None) -> str:
-    """Text that can be sent, of so many characters: a command line may hold any bytes."""
+    """Check that a text can be sent (a command line may hold any bytes), and how long it is, in
+    characters."""
     try:
         given.encode()
     except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError("it is not UTF-8") from None
+        raise argparse.ArgumentTypeError("the text is not UTF-8") from None
     if len(given) < least:
-        raise argparse.ArgumentTypeError("it is empty")
+        raise argparse.ArgumentTypeError("the text is empty")
     if most is not None and len(given) > most:
-        raise argparse.ArgumentTypeError(f"it is longer than {most} characters")
+        raise argparse.ArgumentTypeError(f"the text is longer than {most} characters")
     return given
 
 
 def ids(text: str) -> list[int]:
-    """Token ids: "1,2,3"."""
+    """Read token ids: "1,2,3"."""
     try:
         return [whole(part, least=0, most=2**32 - 1) for part in text.split(",")]
     except argparse.ArgumentTypeError:
@@ -100,14 +101,14 @@ def ids(text: str) -> list[int]:
 
 
 def seconds(text: str) -> float:
-    """Seconds of at most a day."""
+    """Read seconds, a day at most."""
     if not 0 <= (number := _real(text)) <= 86400:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400")
     return number
 
 
 def size(text: str) -> int:
-    """Bytes as a cluster file writes them: 8GiB."""
+    """Read a number of bytes as a cluster file writes it: 8GiB."""
     from zrt.runtime.cluster import toml_tables
 
     try:
@@ -117,7 +118,7 @@ def size(text: str) -> int:
 
 
 def session(text: str) -> int:
-    """A session id: 16 hexadecimal digits, as it is shown everywhere."""
+    """Read a session id: 16 hexadecimal digits, as it is shown everywhere."""
     if not re.fullmatch("[0-9A-Fa-f]{16}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a session id: `zrt status` shows them")
     return int(text, 16)

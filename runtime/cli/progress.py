@@ -55,8 +55,8 @@ class Bars:
         self._progress.stop()
 
     def update(self, done: int, total: int, what: str, sent: int = 0, pace: int = 0) -> None:
-        """`done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. Of those
-        done `sent` came over the network, at `pace` bytes a second; 0: not said."""
+        """Show `done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. Of
+        those done `sent` came over the network, at `pace` bytes a second; 0: not said."""
         if what not in self._ended:
             self._progress.start()  # `finish` has ended it if others were ready before
         if what not in self._tasks:
@@ -72,8 +72,8 @@ class Bars:
                 say(f"{what}: done" + (f", {sent / 1e6:.1f} MB sent at {rate}" if rate else ""))
 
     def finish(self, cluster: Cluster) -> None:
-        """Show what its processes load and have loaded for the last time, and draw nothing until
-        `loading` says that others load on."""
+        """Show what the cluster's processes load and have loaded for the last time, and draw
+        nothing until `loading` says that others load on."""
         self.loading(cluster)
         on = [actor.name for actor in cluster.actors if actor.state == "loading"]
         for what, task in self._tasks.items():
@@ -87,7 +87,7 @@ class Bars:
             self._progress.update(task, visible=what not in self._ended)
 
     def loading(self, cluster: Cluster) -> None:
-        """How stages load, and their layer workers; whom they wait for."""
+        """Show how stages load, and their layer workers; say whom they wait for."""
         for actor in cluster.actors:
             if actor.stage < 0:
                 continue
@@ -104,14 +104,14 @@ class Bars:
                 self.state(what, f"{what} captures {counted(actor.all_graphs, 'CUDA graph')}" if captures else "")
 
     def state(self, whose: str, text: str) -> None:
-        """A line when this is said of somebody first, or anew."""
+        """Say a line about somebody, if it is the first one or differs from the one before."""
         if text != self._states.get(whose, ""):
             self._states[whose] = text
             if text:
                 self.say(text)
 
     def say(self, text: str) -> None:
-        """A line above the bars."""
+        """Say a line, above the bars."""
         if self._console.is_terminal:
             with suppress(OSError):  # the terminal is gone; its SIGHUP is on the way
                 self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -136,7 +136,7 @@ class _WaitLines:
         self._timer: asyncio.TimerHandle | None = None
 
     def wait(self, what: str, text: str) -> None:
-        """Said once it has lasted; not again where it was, and what came between was not."""
+        """Say `text` once the wait has lasted; not again when what came between was not said."""
         self._text = text
         if what != self._what:
             self.stop()
@@ -174,8 +174,8 @@ class Notice:
         self._broken = False
 
     def broken(self, endpoint: str, patience: float) -> None:
-        """The connection is gone, and is tried for `patience` seconds: said on a line of its own
-        until it is back."""
+        """Say on a line of its own that the connection is gone, and is tried for `patience`
+        seconds."""
         self._broken = True
         text = f"the connection to {endpoint} broke; reconnecting for {patience:g} s at most"
         if not self._on_terminal:
@@ -189,14 +189,14 @@ class Notice:
         self._write(f"\n{line}" if self._in_text else f"\r\x1b[K{line}")
 
     def back(self) -> None:
-        """What was said of the connection is over."""
+        """Take back what was said of the connection."""
         if self._broken:
             self._broken = False
             self._connection.over("the connection is back")
             self._write("\r\x1b[K")
 
     def progress(self, progress: Phase) -> None:
-        """Before the text, every change; within it only that the text is held up, once."""
+        """Show every change before the text; within it only that the text is held up, once."""
         self.back()
         line = progress.phase
         stands = f"{line}{_counts(progress)}{_reason(progress)}"
@@ -213,11 +213,11 @@ class Notice:
             self._write(f"\r\x1b[K{stands}")
 
     def piece(self) -> None:
-        """Some of the answer came, whether it is shown or not."""
+        """Hear that some of the answer came, whether it is shown or not."""
         self._answer.over("the answer goes on")
 
     def text(self) -> None:
-        """The text goes on, or what else ends the waiting."""
+        """Give way to the text, or to what else ends the waiting."""
         if not self._on_terminal:
             self._answer.stop()
             self._connection.stop()
@@ -237,7 +237,7 @@ class Notice:
 
 
 def _counts(progress: Phase) -> str:
-    """Its place in the queue, or tokens run of those to run."""
+    """Return the place in the queue, or how many tokens have run of those to run."""
     if not progress.total or progress.phase in ("waiting", "preempted", "parked"):
         return ""
     if progress.phase == "queued":
@@ -250,8 +250,8 @@ def _reason(progress: Phase) -> str:
 
 
 def figures(finished: Finished) -> str:
-    """One generation's speed, and where its time went: each stage's share of compute, and what is
-    left for queues and hops."""
+    """Return one generation's speed, and where its time went: each stage's share of compute, and
+    what is left for queues and hops."""
     timings = finished.timings
     lines = [
         f"{counted(finished.prompt_tokens, 'prompt token')}, {finished.completion_tokens} generated ({finished.reason}), "

@@ -245,9 +245,16 @@ def sampling_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         try:
             fields[name] = msgspec.convert(value, _BY_NAME[name].type)
         except msgspec.ValidationError as error:
-            text, _, path = str(error).partition(" - at ")
-            raise ZrtError("bad_request", f"generate.{name}{path.strip('`$')}: {text}") from None
+            raise ZrtError("bad_request", _out_of_range(name, error)) from None
     return fields
+
+
+def _out_of_range(name: str, error: msgspec.ValidationError) -> str:
+    """Return what the coordinator says of such a value."""
+    text, _, path = str(error).partition(" - at ")
+    if path.startswith("`key`"):
+        return f"generate: {text} - at {path.replace('$', f'$.{name}')}"
+    return f"generate.{name}{path.strip('`$')}: {text}"
 
 
 def stage_sampling(request: SamplingRequest, defaults: Sampling) -> Sampling:

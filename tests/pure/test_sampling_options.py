@@ -119,8 +119,9 @@ def test_a_value_out_of_range_is_refused_everywhere_by_name(
     with pytest.raises(WireError) as at_the_coordinator:
         decode_client(frame(option, value))
     assert re.search(rf"(generate|\$)\.{option.name}\b", str(at_the_coordinator.value))
-    with pytest.raises(ZrtError, match=f"bad_request: generate.{option.name}"):
+    with pytest.raises(ZrtError) as at_the_client:
         sampling_fields({option.name: value})
+    assert str(at_the_client.value) == str(at_the_coordinator.value)
 
 
 @pytest.mark.parametrize("option", SAMPLING_OPTIONS, ids=name_of)

@@ -37,7 +37,7 @@ class Requests:
         self._executor.close()
 
     async def encode(self, request: Generate) -> list[int]:
-        """The prompt's token ids. ZrtError bad_request, context_exceeded."""
+        """Return the prompt's token ids. ZrtError bad_request, context_exceeded."""
         given = [request.prompt is not None, request.messages is not None, request.token_ids is not None]
         if sum(given) != 1:
             raise ZrtError("bad_request", "give exactly one of prompt, messages, token_ids")
@@ -71,17 +71,17 @@ class Requests:
         return await self._executor.run(tokenizer.encode_chat, [{"role": "user", "content": text}])
 
     def max_length(self, prompt: int, max_tokens: int | None) -> int:
-        """Where the history ends at the latest, in tokens."""
+        """Return where the history ends at the latest, in tokens."""
         most = self.defaults.max_tokens if max_tokens is None else max_tokens
         return self.context if most is None else min(self.context, prompt + most)
 
     def ends(self, request: Generate) -> frozenset[int]:
-        """The token ids that end this request's generation."""
+        """Return the token ids that end this request's generation."""
         return frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self.eos)
 
     def sampling(self, request: Generate) -> Sampling:
-        """What the request says, and the model's generation_config where it says nothing. Without a
-        seed one is drawn.
+        """Return what the request says, and the model's generation_config where it says nothing.
+        Without a seed one is drawn.
 
         ZrtError bad_request: values that do not go together, or ids outside of the vocabulary.
         """

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, answer, ask again, with the whole talk as context, until the input ends. The exit
-    status: 1 if an answer failed.
+    """Ask, answer, ask again, with the whole talk as context, until the input ends: the exit
+    status, 1 if an answer failed.
 
     Ctrl-C ends the answer that is being given; between answers, the talk. The loop stands still
     while a line is awaited: nothing is open then.
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _line() -> str | None:
-    """The next line of the talk; None at its end."""
+    """Return the next line of the talk; None at its end."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if terminal:
         with suppress(ImportError):
@@ -78,8 +78,8 @@ def _line() -> str | None:
 
 
 async def _reply(client: Client, messages: list[dict[str, str]], sampling: dict[str, Any]) -> str:
-    """Print the answer to the last message; what came of it, also when Ctrl-C ended it. The second
-    Ctrl-C is KeyboardInterrupt."""
+    """Print the answer to the last message, and return what came of it, also when Ctrl-C ended it.
+    The second Ctrl-C is KeyboardInterrupt."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     stream, got = client.generate(messages=messages, **sampling), [Answer()]

@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def bring_down(endpoint: str | None, timeout: float) -> int:
-    """Bring the cluster down, once no session runs or the time is up; returns when it is gone, and
-    its `zrt up` with it if that runs on this machine."""
+    """Bring the cluster down, once no session runs or the time is up, and return when it is gone,
+    its `zrt up` with it if that runs on this machine: the exit status."""
     async with Client(endpoint) as client:
         parent = runfiles.parent_of(client.endpoint)
         ended = None if parent is None else _end_of(parent)
@@ -58,7 +58,7 @@ async def bring_down(endpoint: str | None, timeout: float) -> int:
 
 
 def _end_of(pid: int) -> "asyncio.Future[None]":
-    """Done when the process has ended."""
+    """Return a future that is done when the process has ended."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     try:

@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _drain(endpoint: str | None, name: str, timeout: float) -> int:
-    """Take a block server out of service; how its sessions get on, and what became of them, go to
-    stderr."""
+    """Take a block server out of service: the exit status. How its sessions get on, and what became
+    of them, go to stderr."""
     said = ""
 
     def tell(event: Drained) -> None:

@@ -59,8 +59,8 @@ _KEYS: Final = {option.name: option.generation_config for option in SAMPLING_OPT
 
 
 def _file_type(option: SamplingOption) -> Any:
-    """What the file may say of an option: all that the stage that samples takes, such as a top_p of
-    0."""
+    """Return the type of what the file may say of an option: all that the stage that samples takes,
+    such as a top_p of 0."""
     return _STAGE_TYPES.get(option.name, option.type) | None
 
 
@@ -81,7 +81,7 @@ _GenerationJson: Final = cast(
 
 
 def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Every id that ends an answer: the union of config.json, generation_config.json and the
+    """Return every id that ends an answer: the union of config.json, generation_config.json and the
     tokenizer.
 
     They differ in practice: the tokenizer may name the end of a text and generation_config the end
@@ -96,7 +96,7 @@ def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults:
-    """What generation_config.json asks for. As in transformers, a model that does not say
+    """Return what generation_config.json asks for. As in transformers, a model that does not say
     `do_sample` is greedy, and what it says of top-k, top-p and min-p holds for those who ask for a
     temperature. Errors: bad_model, also for a value out of range."""
     file = folder / "generation_config.json"
@@ -109,7 +109,7 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
 
 
 def _unheeded(said: dict[str, Any]) -> tuple[str, ...]:
-    """`key value` of what would change an answer in transformers and is not done here."""
+    """Return `key value` of what would change an answer in transformers and is not done here."""
     asked = ((key, said.get(key)) for key in NEUTRAL)
     return tuple(
         f"{key} {msgspec.json.encode(value).decode()[:40]}"
@@ -122,7 +122,7 @@ _Said = TypeVar("_Said")
 
 
 def _read(file: Path, kind: type[_Said]) -> _Said:
-    """`file` as `kind`, other keys left alone; an empty one if the folder has no such file."""
+    """Read `file` as `kind`, other keys left alone; an empty one if the folder has no such file."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except FileNotFoundError:
