@@ -88,20 +88,29 @@ class Requests:
         for option in SAMPLING_OPTIONS:
             if option.holds_token_ids:
                 self._check_ids(option.name, getattr(request, option.name))
-        min_tokens = self.defaults.sampling.min_tokens if request.min_tokens is None else request.min_tokens
-        if request.max_tokens is not None and min_tokens > request.max_tokens:
+        sampling = stage_sampling(request, self.defaults.sampling)
+        return replace(sampling, min_tokens=self._min_tokens(request, sampling.min_tokens), seed=_seed(request))
+
+    def _min_tokens(self, request: Generate, asked: int) -> int:
+        """Return how many tokens come at least: `asked`, or what `max_tokens` leaves of the model's
+        own wish."""
+        if request.max_tokens is not None and asked > request.max_tokens:
             if request.min_tokens is not None:
-                text = f"min_tokens is {min_tokens}, but max_tokens is {request.max_tokens}"
-                raise ZrtError("bad_request", text)
-            min_tokens = request.max_tokens
-        if min_tokens and len(self.ends(request)) >= self._vocab_size:
+                raise ZrtError("bad_request", f"min_tokens is {asked}, but max_tokens is {request.max_tokens}")
+            asked = request.max_tokens
+        if asked and len(self.ends(request)) >= self._vocab_size:
             raise ZrtError("bad_request", "min_tokens: every token of the vocabulary would end the generation")
-        seed = secrets.randbits(32) if request.seed is None else request.seed
-        if seed + request.n - 1 > SEED_MAX:
-            raise ZrtError("bad_request", f"seed is {seed}: sample {request.n - 1} would need one beyond {SEED_MAX}")
-        return replace(stage_sampling(request, self.defaults.sampling), min_tokens=min_tokens, seed=seed)
+        return asked
 
     def _check_ids(self, field: str, ids: Iterable[int]) -> None:
         high = max(ids, default=0)
         if high >= self._vocab_size:
             raise ZrtError("bad_request", f"{field}: token id {high} is outside the vocabulary of {self._vocab_size}")
+
+
+def _seed(request: Generate) -> int:
+    """Return the request's seed, or a new one; there is one for each answer from there on."""
+    seed = secrets.randbits(32) if request.seed is None else request.seed
+    if seed + request.n - 1 > SEED_MAX:
+        raise ZrtError("bad_request", f"seed is {seed}: sample {request.n - 1} would need one beyond {SEED_MAX}")
+    return seed
