@@ -80,9 +80,9 @@ class ClientRequests:
         self._subscribers = subscribers
         self._event_log = event_log
         self._log_limiter = LogLimiter(actor.name)
-        actor.handle_bare(self._on_client)
 
-    def _on_client(self, bare: Bare) -> None:
+    def receive(self, bare: Bare) -> None:
+        """Decode a request, and serve it as a task of its own; refuse what does not decode."""
         try:
             request = decode_client(bare.frame)
         except WireError as error:

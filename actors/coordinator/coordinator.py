@@ -102,7 +102,7 @@ class Coordinator(Actor):
             changed=self._subscribers.changed,
         )
         self.drains = Drains(self, self.roster, self.generations, self.event_log, changed=self.membership.changed)
-        self._clients = ClientRequests(
+        client_requests = ClientRequests(
             self,
             self,
             self.roster,
@@ -112,6 +112,7 @@ class Coordinator(Actor):
             self._subscribers,
             self.event_log,
         )
+        self.handle_bare(client_requests.receive)
         self.metrics = MetricsServer(conf.metrics.listen, self) if conf.metrics.listen else None
 
     async def start(self) -> None:

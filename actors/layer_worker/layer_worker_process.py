@@ -5,7 +5,7 @@ import socket
 
 from zrt.actors.layer_worker.layer_worker import LayerWorker
 from zrt.actors.options import LayerWorkerOptions
-from zrt.runtime.models.fetch.resolve import home
+from zrt.runtime.paths import home
 
 
 def make(options: LayerWorkerOptions) -> LayerWorker:

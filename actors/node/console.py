@@ -3,8 +3,8 @@
 import sys
 from typing import Literal
 
-from zrt.runtime.cli.progress import Bars
 from zrt.runtime.formatting import counted
+from zrt.runtime.process.load_bars import Bars
 from zrt.runtime.process.logs import STAMP
 from zrt.runtime.process.terminal import listens, say
 

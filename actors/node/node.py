@@ -11,7 +11,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import Final
+from typing import Final, Protocol
 
 from zrt.actors.node.absentees import Absentees
 from zrt.actors.node.child_events import COORDINATOR, ChildEvents, final_fault
@@ -21,8 +21,6 @@ from zrt.actors.node.departure import Departure
 from zrt.actors.options import ClusterOptions
 from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.actor.member import Member
-from zrt.runtime.cli.asking import Question, answer
-from zrt.runtime.cli.progress import Bars
 from zrt.runtime.client.client import Client
 from zrt.runtime.cluster.file_schema import Conf
 from zrt.runtime.cluster.seats import seat_name, spare_names
@@ -32,6 +30,7 @@ from zrt.runtime.messages.control import Control, Done
 from zrt.runtime.messages.members import GoingDown, Kill
 from zrt.runtime.process import runfiles
 from zrt.runtime.process.lifeline import Lifeline
+from zrt.runtime.process.load_bars import Bars
 from zrt.runtime.process.supervisor import Child, RestartPolicy, Supervisor
 from zrt.runtime.process.terminal import ending_signals
 
@@ -47,11 +46,16 @@ WATCH_S: Final = 0.5
 """How often the coordinator is looked at."""
 
 
-async def up(
-    conf: Conf, options: ClusterOptions, question: Question | None, lifeline: Lifeline, *, detached: bool
-) -> int:
-    """Bring the cluster up; stay until it is told to go, or until `question` is answered: the exit
-    status.
+class Ask(Protocol):
+    """A question to a cluster that is ready."""
+
+    async def __call__(self, client: Client) -> int:
+        """Ask, and show the answer: the exit status."""
+
+
+async def up(conf: Conf, options: ClusterOptions, ask: Ask | None, lifeline: Lifeline, *, detached: bool) -> int:
+    """Bring the cluster up; stay until it is told to go, or until what `ask` asks is answered: the
+    exit status.
 
     `conf` is what `options` read; where it is `detached`, stderr is a log. ZrtError:
     why it did not come up, or ended by itself.
@@ -61,7 +65,7 @@ async def up(
     for number in ending_signals():
         loop.add_signal_handler(number, node.on_signal, number)
     ended = asyncio.ensure_future(node.departure.ended.wait())
-    work = asyncio.ensure_future(node.serve(question, lifeline))
+    work = asyncio.ensure_future(node.serve(ask, lifeline))
     try:
         await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -69,15 +73,15 @@ async def up(
             task.cancel()
         await asyncio.wait({work, ended})
         await node.stop()
-    if question is not None and not work.cancelled() and not work.exception():
+    if ask is not None and not work.cancelled() and not work.exception():
         return work.result()
     if node.departure.fault is not None:
         raise node.departure.fault
-    if question is None and node.was_ready:
+    if ask is None and node.was_ready:
         node.departure.say_goodbye(conf.cluster.name)
         return 0
     if work.cancelled():
-        until = "it was ready" if question is None else "the question was answered"
+        until = "it was ready" if ask is None else "the question was answered"
         raise ZrtError("cancelled", f"{conf.cluster.name} was told to end before {until}")
     return work.result()
 
@@ -103,8 +107,8 @@ class Node:
 
     # ---- the cluster's life ----------------------------------------------------------------------
 
-    async def serve(self, question: Question | None, lifeline: Lifeline) -> int:
-        """Start everything, say when it is ready, and answer the question: the exit status. Without
+    async def serve(self, ask: Ask | None, lifeline: Lifeline) -> int:
+        """Start everything, say when it is ready, and ask: the exit status. Without
         one it stays, and says what comes back."""
         member = await self._start()
         async with AsyncExitStack() as stack:
@@ -116,18 +120,18 @@ class Node:
                     async with aclosing(client.watch()) as watch:
                         cluster = await self._until_ready(watch, bars)
                         bars.finish(cluster)
-                        if question is None:
+                        if ask is None:
                             ends = "`zrt down` ends it" if self.detached else "Ctrl-C or `zrt down` ends it"
                             self.console.say(f"zrt: {self.conf.cluster.name} is ready at {self._endpoint}; {ends}")
                             lifeline.ready(self._endpoint, 0)
                             await self._until_loaded(cluster, watch, bars)
                 finally:
                     self.console.bars = None
-            if question is None:
+            if ask is None:
                 await self._events.recoveries.follow(client, self._supervisor, self.console)
             lifeline.ready(self._endpoint, 0)
             self._answering = True
-            return await answer(client, question)
+            return await ask(client)
 
     async def _client(self, stack: AsyncExitStack) -> Client:
         """Return a client of the coordinator. ZrtError bad_config: it runs, and what it is to be

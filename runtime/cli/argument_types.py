@@ -1,14 +1,17 @@
-"""Words of the command line, each read and checked: what argparse calls a type. They raise
-ArgumentTypeError."""
+"""Words of the command line, each read and checked: what argparse calls a type. Each raises
+ArgumentTypeError for a word that it does not take."""
 
 import argparse
 import re
+from collections.abc import Callable
 from typing import Final
 
 _LARGEST: Final = 2**63 - 1
 
 
-def _number(text: str, least: int, most: int = _LARGEST) -> int:
+def whole(text: str, *, least: int, most: int | None = None) -> int:
+    """Read a whole number from `least` to `most`, or to the largest that can be sent."""
+    most = _LARGEST if most is None else most
     try:
         number = int(text)
     except ValueError:
@@ -20,16 +23,16 @@ def _number(text: str, least: int, most: int = _LARGEST) -> int:
 
 
 def name(text: str) -> str:
-    """A name as a cluster file has it."""
+    """Read a name as a cluster file has it."""
     from zrt.runtime.cluster.file_schema import NAME  # it is not for every command
 
     if not re.fullmatch(NAME, text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name of the pattern {NAME}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid name: it has to match {NAME}")
     return text
 
 
 def device(text: str) -> str:
-    """A device as a cluster file has it."""
+    """Read a device as a cluster file has it."""
     from zrt.runtime.cluster import file_schema
 
     try:
@@ -39,13 +42,13 @@ def device(text: str) -> str:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
-    return _number(text, 1)
+    """Read a whole number from 1."""
+    return whole(text, least=1)
 
 
 def count(text: str) -> int:
-    """A whole number from 0."""
-    return _number(text, 0)
+    """Read a whole number from 0."""
+    return whole(text, least=0)
 
 
 def _real(text: str) -> float:
@@ -55,101 +58,57 @@ def _real(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
-def temperature(text: str) -> float:
-    """A number from 0."""
-    if not 0 <= (number := _real(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+def real(text: str, *, least: float | None = None, above: float | None = None, most: float) -> float:
+    """Read a number from `least`, or above `above`, to `most`."""
+    number = _real(text)
+    if above is not None and not above < number <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not above {above:g} and at most {most:g}")
+    if least is not None and not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not between {least:g} and {most:g}")
     return number
 
 
-def share(text: str) -> float:
-    """A number above 0, at most 1."""
-    if not 0 < (number := _real(text)) <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
-    return number
-
-
-def floor(text: str) -> float:
-    """A number from 0 to 1."""
-    if not 0 <= (number := _real(text)) <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return number
-
-
-def factor(text: str) -> float:
-    """A number from 0.01 to 1000."""
-    if not 0.01 <= (number := _real(text)) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0.01 and 1000")
-    return number
-
-
-def penalty(text: str) -> float:
-    """A number from -2 to 2."""
-    if not -2 <= (number := _real(text)) <= 2:
-        raise argparse.ArgumentTypeError(f"{text} is not between -2 and 2")
-    return number
-
-
-def bias(text: str) -> tuple[int, float]:
-    """A token id and a number from -100 to 100: "15:-2.5"."""
+def pair(text: str, *, key: Callable[[str], int], value: Callable[[str], float]) -> tuple[int, float]:
+    """Read a token id and a number: "15:-2.5"."""
     token, _, number = text.partition(":")
     try:
-        found = _number(token, 0, 2**32 - 1), _real(number)
+        found = key(token), _real(number)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID:BIAS, such as 15:-2.5") from None
-    if not -100 <= found[1] <= 100:
-        raise argparse.ArgumentTypeError(f"{number} is not between -100 and 100")
-    return found
+    return found[0], value(number)
 
 
-def token(text: str) -> int:
-    """A token id."""
-    return _number(text, 0, 2**32 - 1)
-
-
-def likeliest(text: str) -> int:
-    """How many of the likeliest tokens: 0 to 20."""
-    return _number(text, 0, 20)
-
-
-def answers(text: str) -> int:
-    """How many answers: 1 to 16."""
-    return _number(text, 1, 16)
-
-
-def text(given: str) -> str:
-    """Text that can be sent: a command line may hold any bytes."""
+def text(given: str, *, least: int = 0, most: int | None = None) -> str:
+    """Check that a text can be sent (a command line may hold any bytes), and how long it is, in
+    characters."""
     try:
         given.encode()
     except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError("it is not UTF-8") from None
+        raise argparse.ArgumentTypeError("the text is not UTF-8") from None
+    if len(given) < least:
+        raise argparse.ArgumentTypeError("the text is empty")
+    if most is not None and len(given) > most:
+        raise argparse.ArgumentTypeError(f"the text is longer than {most} characters")
     return given
 
 
-def stop(given: str) -> str:
-    """Text that is not empty."""
-    if not given:
-        raise argparse.ArgumentTypeError("it is empty")
-    return text(given)
-
-
 def ids(text: str) -> list[int]:
-    """Token ids: "1,2,3"."""
+    """Read token ids: "1,2,3"."""
     try:
-        return [_number(part, 0, 2**32 - 1) for part in text.split(",")]
+        return [whole(part, least=0, most=2**32 - 1) for part in text.split(",")]
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,2,3") from None
 
 
 def seconds(text: str) -> float:
-    """Seconds of at most a day."""
+    """Read seconds, a day at most."""
     if not 0 <= (number := _real(text)) <= 86400:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400")
     return number
 
 
 def size(text: str) -> int:
-    """Bytes as a cluster file writes them: 8GiB."""
+    """Read a number of bytes as a cluster file writes it: 8GiB."""
     from zrt.runtime.cluster import toml_tables
 
     try:
@@ -159,7 +118,7 @@ def size(text: str) -> int:
 
 
 def session(text: str) -> int:
-    """A session id: 16 hexadecimal digits, as it is shown everywhere."""
+    """Read a session id: 16 hexadecimal digits, as it is shown everywhere."""
     if not re.fullmatch("[0-9A-Fa-f]{16}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a session id: `zrt status` shows them")
     return int(text, 16)

@@ -29,8 +29,8 @@ def detach(name: str, words: list[str]) -> int:
     """Start `zrt up` in the background and return 0 when its cluster is ready, else its exit
     status.
 
-    What it says goes to a log file, and until it is ready to our stderr too. ZrtError deadline;
-    bad_config: the log cannot be written.
+    What that `zrt up` says goes to a log file, and until the cluster is ready to our stderr too.
+    ZrtError deadline; bad_config: the log cannot be written.
     """
     path, log_file = _log(name)
     with log_file, path.open("rb") as log:
@@ -53,8 +53,8 @@ def detach(name: str, words: list[str]) -> int:
 
 
 def _log(name: str) -> tuple[Path, BinaryIO]:
-    """A log of its own for each cluster of this name that runs: it is locked for as long as any of
-    its processes writes to it."""
+    """Open a log of its own for each cluster of this name that runs: it is locked for as long as
+    any of the cluster's processes writes to it."""
     for number in range(1, MOST_LOGS + 1):
         path = runfiles.folder() / (f"{name}.log" if number == 1 else f"{name}-{number}.log")
         try:
@@ -86,8 +86,8 @@ def _start(words: list[str], log_file: BinaryIO, ready_fd: int) -> "subprocess.P
 
 
 def _first_line(pipe: BinaryIO, log: BinaryIO) -> bytes:
-    """What comes through the pipe, b"" when it ends; meanwhile the log is passed on. ZrtError
-    deadline."""
+    """Return what comes through the pipe, b"" when it ends; meanwhile the log is passed on.
+    ZrtError deadline."""
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
     give_up = time.monotonic() + READY_S

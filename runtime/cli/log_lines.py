@@ -18,7 +18,8 @@ from zrt.runtime.process.terminal import FULL, drop_held_back
 
 
 def as_told(conf: Conf) -> Conf:
-    """With what $ZRT_LOG says, where the file says nothing of logs. ZrtError bad_config."""
+    """Return `conf` with what $ZRT_LOG says, where the file says nothing of logs. ZrtError
+    bad_config."""
     told = os.environ.get(VARIABLE)
     if not told or conf.log != Log():
         return conf
@@ -60,13 +61,14 @@ def write(form: Literal["text", "json"], *, detached: bool) -> None:
 
 
 def dated(line: str) -> str:
-    """With the time first; a process that logs has put it there."""
+    """Return a line with the time first; a process that logs has put it there."""
     return line if STAMP.match(line) else f"{stamp(time.time())} {line}"
 
 
 def as_object(line: str) -> str:
-    """What logs says an object already; `zrt: MESSAGE` is this command's own, an error if it begins
-    with its kind; `NAME: MESSAGE` is what a process says besides."""
+    """Return a line as a JSON object. A process that logs writes one already; `zrt: MESSAGE` is
+    this command's own, an error if it begins with the kind of one; `NAME: MESSAGE` is what a
+    process says besides."""
     if line.startswith("{"):
         return line
     actor, _, message = line.partition(": ")
@@ -77,7 +79,7 @@ def as_object(line: str) -> str:
 
 
 def as_said(line: str) -> str:
-    """What was said before it became a line of a log."""
+    """Return what was said before it became a line of a log."""
     try:
         said = json.loads(line)
         return f"{'zrt' if said['actor'] == 'up' else said['actor']}: {said['message']}{in_words(said)}"

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from zrt.runtime.cli.progress import Bars
+from zrt.runtime.cli.json_output import as_json
 from zrt.runtime.cluster.file_schema import Conf
 from zrt.runtime.cluster.gpu_memory import GpuNeeds, gpu_needs, gpu_shortage
 from zrt.runtime.cluster.memory import Needs, StageNeeds, in_words, needs, shortage
@@ -27,6 +27,7 @@ from zrt.runtime.models.checkpoint.report import Report, found_spec, inspect, re
 from zrt.runtime.models.checkpoint.split import check_split
 from zrt.runtime.models.fetch.resolve import resolve
 from zrt.runtime.process import runfiles
+from zrt.runtime.process.load_bars import Bars
 from zrt.runtime.process.terminal import say
 
 WIDE: Final = 1000
@@ -50,8 +51,8 @@ def prepare(conf: Conf) -> None:
 
 
 def taken_by_ours(listen: str) -> ZrtError | None:
-    """`bad_config` if another cluster of this machine listens there. A port that a stranger holds
-    is for who binds it to tell."""
+    """Return `bad_config` if another cluster of this machine listens there. A port that a stranger
+    holds is for the process that binds it to tell."""
     host, port = endpoint(listen)
     if not port or not _taken(host, port):
         return None
@@ -81,8 +82,8 @@ def check(ref: str, *, json: bool, tp: int, trial: Callable[[int], ZrtError | No
     """Say what the model called `ref` is and all that keeps it from being run: the exit status.
     ZrtError bad_model: there is none.
 
-    With `tp` over 1 that is: from being run by so many ranks. `trial` then forms such a group; it
-    returns what went wrong.
+    With `tp` over 1, tell all that keeps the model from being run by so many ranks; `trial` then
+    forms such a group, and returns what went wrong.
     """
     folder = _fetch(ref)
     report = inspect(folder)
@@ -160,7 +161,7 @@ def _refuse(error: ZrtError | None) -> None:
 
 
 def _described(report: Report) -> list[str]:
-    """A report in lines; its problems are for stderr."""
+    """Return a report in lines; its problems are for stderr."""
     lines = [report.model]
     if report.family is not None:
         lines[0] += f": {report.family}, {counted(report.blocks or 0, 'block')}, {report.parameters:,} parameters"
@@ -236,7 +237,8 @@ def _print_plan(conf: Conf, spec: ModelSpec, found: Needs, gpus: tuple[GpuNeeds,
 
 
 def _sums(found: Needs, gpus: tuple[GpuNeeds, ...]) -> list[str]:
-    """The machine's memory, then each GPU's, then what of the table is in neither."""
+    """Return lines about the machine's memory, then each GPU's, then what of the table is in
+    neither."""
     others = {"the coordinator": 1, "spares": found.spares_bytes, "layer workers": found.workers_bytes}
     names = " and ".join(name for name, size in others.items() if size)
     outside = "; weights and KV on GPUs are not in it" if gpus else ""
@@ -269,4 +271,4 @@ def _print_lines(lines: list[str]) -> None:
 
 
 def _print_json(fields: dict[str, Any]) -> None:
-    print(msgspec.json.encode(fields).decode(), flush=True)
+    print(as_json(**fields), flush=True)

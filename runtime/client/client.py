@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Unpack
 
 from zrt.runtime.client.connection import Connection, Events
 from zrt.runtime.client.stream import Stream
@@ -18,7 +18,6 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import (
     Cancel,
     Changes,
-    ChatMessage,
     ClientEvent,
     ClientRequest,
     Cluster,
@@ -37,6 +36,8 @@ from zrt.runtime.messages.client import (
     Undrain,
     Unsubscribe,
 )
+from zrt.runtime.messages.prompt import ChatMessage
+from zrt.runtime.messages.sampling import SamplingKeywords, sampling_fields
 from zrt.runtime.process import runfiles
 from zrt.runtime.wire.cluster_changes import Snapshots
 
@@ -82,27 +83,13 @@ class Client(Connection):
         messages: Sequence[Mapping[str, str]] | None = None,
         token_ids: Sequence[int] | None = None,
         raw: bool = False,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        logit_bias: Mapping[int, float] | None = None,
-        min_tokens: int | None = None,
-        ignore_eos: bool = False,
-        stop: Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        logprobs: int | None = None,
-        seed: int | None = None,
-        n: int = 1,
+        **options: Unpack[SamplingKeywords],
     ) -> Stream:
-        """Start a generation; iterate over the result for its pieces. See messages/client.py
-        (Generate) for the options.
+        """Start a generation; iterate over the result for its pieces. messages/prompt.py
+        (PromptRequest) tells of the prompt, messages/sampling.py (SamplingRequest) of the options.
 
-        With `n` > 1 the pieces of n answers come mixed, told apart by `choice`.
+        With `n` > 1 the pieces of n answers come mixed, told apart by `choice`. ZrtError
+        bad_request: a value is out of range. TypeError: there is no such option.
         """
         chat = None
         if messages is not None:
@@ -113,22 +100,7 @@ class Client(Connection):
             messages=chat,
             token_ids=None if token_ids is None else list(token_ids),
             raw=raw,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logit_bias=dict(logit_bias or {}),
-            min_tokens=min_tokens,
-            ignore_eos=ignore_eos,
-            stop=list(stop),
-            stop_token_ids=list(stop_token_ids),
-            logprobs=logprobs,
-            seed=seed,
-            n=n,
+            **sampling_fields(options),
         )
         return Stream(self, request)
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-STEPS: Final = 3
+from zrt.runtime.models.fetch.demo import STEPS
+
 CONTROL: Final = 3
 """GGUF's type of special tokens."""
 

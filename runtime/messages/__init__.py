@@ -39,7 +39,7 @@ In reading order:
 May import: msgspec, and nothing of zrt.
 
 How tokens are picked, in `Generate` as in `Open`, and log-probabilities are spelled out in
-sampling.py.
+sampling.py; the prompt of a `Generate` is in prompt.py.
 
 Every multipart between zrt actors starts with the header frame (header.py); a single frame is a
 bare documented message.

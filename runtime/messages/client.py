@@ -28,30 +28,12 @@ from msgspec import Meta, Struct
 
 from zrt.runtime.messages.cluster import ActorInfo, DrainInfo, Happened, SessionInfo
 from zrt.runtime.messages.control import snake
-from zrt.runtime.messages.header import U32, U64
-from zrt.runtime.messages.sampling import (
-    CountPenalty,
-    LogitBias,
-    MinP,
-    RepetitionPenalty,
-    Seed,
-    Stops,
-    Temperature,
-    TokenIds,
-    TokenLogprobs,
-    TopK,
-    TopLogprobs,
-)
+from zrt.runtime.messages.header import U64
+from zrt.runtime.messages.prompt import Id, Request
+from zrt.runtime.messages.sampling import SamplingRequest, TokenLogprobs
 
-Id = Annotated[str, Meta(min_length=1, max_length=64)]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Phase = Literal["queued", "prefill", "decoding", "waiting", "preempted", "parked", "replaying"]
-
-
-class Request(Struct, tag_field="type", tag=snake, forbid_unknown_fields=True, kw_only=True):
-    """Base of what a client sends."""
-
-    id: Id
 
 
 class Event(Struct, tag_field="type", tag=snake, kw_only=True):
@@ -63,51 +45,12 @@ class Event(Struct, tag_field="type", tag=snake, kw_only=True):
 # ---- requests ------------------------------------------------------------------------------------
 
 
-class ChatMessage(Struct, forbid_unknown_fields=True):
-    role: str
-    content: str
-
-
-class Generate(Request):
-    """Start a generation. Exactly one of `prompt`, `messages`, `token_ids` is given.
-
-    `prompt` is one user message put through the model's chat template, or plain text with `raw`.
-    What is left out (None) is taken from the model's generation_config; `temperature` 0 is greedy;
-    without `seed` one is drawn and reported. Generation ends at an end-of-sequence token or one of
-    `stop_token_ids` (counted, no text of theirs), at a string of `stop` (not part of the text),
-    after `max_tokens`, or at the end of the context.
-
-    `repetition_penalty` divides (multiplies, below 0) the logits of all tokens of prompt and
-    answer; `presence_penalty` is subtracted from those of the answer's tokens, `frequency_penalty`
-    once for each time they occur there. `logit_bias` is added to the logits of its ids. Before
-    `min_tokens` tokens no token is picked that ends the generation, and no stop string looked for.
-    With `ignore_eos` end-of-sequence tokens do not end it; they have no text. `logprobs` n asks for
-    each token's log-probability and those of the n likeliest. `n` answers are given to one prompt,
-    the i-th (from 0) with `seed` + i.
+class Generate(SamplingRequest):
+    """Start a generation: the prompt's fields stand in prompt.py (PromptRequest), those of its
+    options in sampling.py (SamplingRequest).
 
     Session ids are numbers here; for people they are written as 16 hexadecimal digits.
     """
-
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
-    raw: bool = False
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Temperature | None = None
-    top_k: TopK | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: CountPenalty = 0.0
-    frequency_penalty: CountPenalty = 0.0
-    logit_bias: LogitBias = {}
-    min_tokens: U32 | None = None
-    ignore_eos: bool = False
-    stop: Stops = []
-    stop_token_ids: TokenIds = []
-    logprobs: TopLogprobs | None = None
-    seed: Seed | None = None
-    n: Annotated[int, Meta(ge=1, le=16)] = 1
 
 
 class Resume(Request):

@@ -8,8 +8,8 @@ from msgspec import Struct
 from msgspec.msgpack import Decoder
 
 from zrt.runtime.errors import Kind, ZrtError
-from zrt.runtime.messages.client import Id
 from zrt.runtime.messages.header import Header, HopTime, Step
+from zrt.runtime.messages.prompt import Id
 from zrt.runtime.messages.sessions import SampledToken
 
 _TEXT: Final = 500

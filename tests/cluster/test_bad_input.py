@@ -36,7 +36,7 @@ def conf(
     [
         ("generate hi --top-p 2", "--top-p: 2 is not above 0 and at most 1"),
         ("generate hi --top-p nan", "--top-p: nan"),
-        ("generate hi --temperature -1", "--temperature: -1 is not 0 or more"),
+        ("generate hi --temperature -1", "--temperature: -1 is not between 0 and 1000"),
         ("generate hi --temperature inf", "--temperature: inf"),
         ("generate hi --top-k -1", "--top-k: -1 is not 0 or more"),
         ("generate hi --top-k many", "--top-k: 'many' is not a whole number"),
@@ -44,12 +44,15 @@ def conf(
         ("generate hi --n 17", "--n: 17 is not 16 or less"),
         ("generate hi --logprobs 21", "--logprobs: 21 is not 20 or less"),
         ("generate hi --max-tokens 0", "--max-tokens: 0 is not 1 or more"),
-        ("generate hi --stop=", "--stop: it is empty"),
-        ("worker --join tcp://127.0.0.1:1 --name at/tic", "--name: 'at/tic' is no name of the pattern ^[A-Za-z0-9]"),
+        ("generate hi --stop=", "--stop: the text is empty"),
+        (
+            "worker --join tcp://127.0.0.1:1 --name at/tic",
+            "--name: 'at/tic' is not a valid name: it has to match ^[A-Za-z0-9]",
+        ),
         ("generate --token-ids 1,x", "--token-ids: '1,x' is not a list of token ids such as 1,2,3"),
         ("generate --token-ids -1", "--token-ids"),
-        ("generate", "give a text or --token-ids, and not both"),
-        ("generate hi --token-ids 1", "give a text or --token-ids, and not both"),
+        ("generate", "give either a prompt or --token-ids"),
+        ("generate hi --token-ids 1", "give either a prompt or --token-ids"),
         ("generate hi --connect nonsense", "nonsense"),
         ("cancel xyz", "'xyz' is not a session id: `zrt status` shows them"),
         ("cancel 1234567890123456789", "is not a session id: `zrt status` shows them"),
@@ -68,7 +71,7 @@ def conf(
         ("check smollm2-135m --device cuda:-1", "'cuda:-1' is no device"),
     ],
 )
-def test_words_that_are_off_are_named(words: str, named: str, tmp_path: Path) -> None:
+def test_a_wrong_command_line_is_told_what_is_wrong(words: str, named: str, tmp_path: Path) -> None:
     done = run_zrt(*words.split(), home=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert named in done.stderr
@@ -85,7 +88,7 @@ def test_a_process_does_not_join_with_a_device_that_is_not_there(kind: str, tmp_
 def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
     done = run_zrt("generate", "\udcff", home=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "it is not UTF-8" in done.stderr
+    assert "the text is not UTF-8" in done.stderr
     piped = run_zrt("generate", "-", home=tmp_path, stdin="a\udcff")
     assert (piped.returncode, piped.stdout) == (2, "")
     assert piped.stderr == "zrt: bad_config: standard input is not UTF-8 at byte 1\n"

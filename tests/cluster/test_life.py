@@ -33,7 +33,7 @@ from support.running import (
 from support.terminal import Terminal
 
 from zrt.actors.node.node import STOP_S
-from zrt.runtime.cli import asking
+from zrt.runtime.cli.commands import down as down_command
 from zrt.runtime.client import client
 from zrt.runtime.errors import ZrtError
 
@@ -271,13 +271,13 @@ def test_a_zrt_up_that_hangs_is_named_and_nothing_outlives_its_kill(
 ) -> None:
     monkeypatch.setenv("ZRT_HOME", str(tmp_path))
     monkeypatch.setattr(client, "DOWN_S", 1.0)
-    monkeypatch.setattr(asking, "DOWN_S", 1.0)
+    monkeypatch.setattr(down_command, "DOWN_S", 1.0)
     with running(write_conf(tiny, tmp_path, stages=1), home=tmp_path) as cluster:
         processes = family(tmp_path)
         assert len(processes) == 3
         cluster.process.send_signal(signal.SIGSTOP)
         with pytest.raises(ZrtError) as raised:
-            asyncio.run(asking.down(None, 0.0))
+            asyncio.run(down_command.bring_down(None, 0.0))
         assert raised.value.kind == "deadline"
         assert f"kill -9 {cluster.process.pid}" in raised.value.message
         cluster.process.kill()

@@ -116,13 +116,13 @@ def test_what_the_makers_want_and_do_not_get_is_said(cluster: Running) -> None:
         (["--min-tokens", "-1"], "--min-tokens"),
         (["--stop-token-id", "x"], "--stop-token-id"),
         (["--logprobs", "21", "--json"], "--logprobs"),
-        (["--logprobs", "2"], "--logprobs goes with --json"),
+        (["--logprobs", "2"], "--logprobs needs --json"),
         (["--n", "17"], "--n"),
         (["--n", "0"], "--n"),
     ],
     ids=" ".join,
 )
-def test_a_word_out_of_range_is_off(tmp_path: Path, words: list[str], said: str) -> None:
+def test_a_value_out_of_range_is_refused(tmp_path: Path, words: list[str], said: str) -> None:
     """Nothing is asked: there is no cluster."""
     done = run_zrt("generate", "w9", *words, home=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")

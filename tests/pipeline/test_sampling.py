@@ -14,9 +14,10 @@ import torch
 from support.clusters import Local, local_cluster
 from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
+from zrt.runtime.client.stream import Stream
 from zrt.runtime.compute.turn import BatchStep
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Accepted, Finished, Piece
+from zrt.runtime.messages.client import Accepted, Finished, Generate, Piece
 from zrt.runtime.messages.sampling import TokenLogprobs
 
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
@@ -320,6 +321,10 @@ async def test_one_error_ends_all_answers(cluster: Local) -> None:
 async def test_a_value_out_of_range_is_refused_by_its_name(cluster: Local, field: str, options: dict[str, Any]) -> None:
     with pytest.raises(ZrtError, match=rf"\b{field}\b") as caught:
         await ids_of(cluster, **options)
+    assert caught.value.kind == "bad_request"
+    request = Generate(**{"id": cluster.client.next_id(), "token_ids": PROMPT} | options)
+    with pytest.raises(ZrtError, match=rf"\b{field}\b") as caught:  # by the cluster itself
+        await anext(Stream(cluster.client, request))
     assert caught.value.kind == "bad_request"
 
 

@@ -19,8 +19,8 @@ from zrt.actors.options import (
     command_line,
     from_words,
 )
-from zrt.runtime.cli.actor_commands import options_from
-from zrt.runtime.cli.main import parser
+from zrt.runtime.cli.cluster_arguments import options_from
+from zrt.runtime.cli.main import command_line as zrt_command_line
 from zrt.runtime.cluster.file_loader import parse
 from zrt.runtime.cluster.file_schema import Spares
 
@@ -95,7 +95,7 @@ def test_what_is_left_at_its_default_reaches_a_child_too(options: ActorOptions) 
 
 @each_kind
 def test_every_option_has_a_word_of_the_command_line(options: ActorOptions) -> None:
-    assert options_from(parser().parse_args(by_hand(options)), type(options)) == options
+    assert options_from(zrt_command_line().parse_args(by_hand(options)), type(options)) == options
 
 
 @each_kind
@@ -104,7 +104,7 @@ def test_the_command_line_and_the_options_have_the_same_defaults(options: ActorO
     least = type(options)(**needed)
     words = [word for name, value in needed.items() for word in (f"--{name}", str(value))]
     command = by_hand(options)[: 1 if options.kind == "layer-worker" else 2]
-    assert options_from(parser().parse_args([*command, *words]), type(options)) == least
+    assert options_from(zrt_command_line().parse_args([*command, *words]), type(options)) == least
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from zrt.runtime.cli import progress
-from zrt.runtime.cli.progress import Bars, Notice, figures
+from zrt.runtime.cli import notice as notice_module
+from zrt.runtime.cli.notice import Notice, figures
 from zrt.runtime.messages.client import Cluster, Finished, Progress, StageShare, Timings
 from zrt.runtime.messages.cluster import ActorInfo
+from zrt.runtime.process import load_bars
+from zrt.runtime.process.load_bars import Bars
 
 OWN, LENDS = StageShare("stage0", "0-9", 5.0, 40.0, 1.0), StageShare("stage1", "10-29", 5.0, 60.0, 1.0, 20.0)
 
@@ -50,7 +52,7 @@ def replicas(*done: int) -> Cluster:
 @pytest.mark.parametrize("second", [4, 10], ids=["one loads on", "both are ready"])
 def test_bars_have_ended_where_a_cluster_is_said_to_be_ready(monkeypatch: pytest.MonkeyPatch, second: int) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(progress, "_Screen", lambda stderr: Console(file=screen, force_terminal=True, width=120))
+    monkeypatch.setattr(load_bars, "_Screen", lambda stderr: Console(file=screen, force_terminal=True, width=120))
     with Bars() as bars:
         bars.loading(replicas(3, 2))
         bars.finish(replicas(9, second))
@@ -74,7 +76,7 @@ REPLAYING, DECODING = Progress(id="r", phase="replaying", done=7, total=9), Prog
 async def test_a_log_has_a_line_for_each_wait_that_lasts_and_for_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "WAIT_S", 0.1)
+    monkeypatch.setattr(notice_module, "WAIT_S", 0.1)
 
     async def said(*phases: Progress, seconds: float = 0.0) -> list[str]:
         for phase in phases:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.models.architecture.generation_config import (
     NEUTRAL,
     GenerationDefaults,
@@ -253,14 +254,24 @@ def test_a_model_may_have_no_eos(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        ({}, GenerationDefaults(0.0, 0, 1.0)),
-        ({"do_sample": False, "temperature": 0.7}, GenerationDefaults(0.0, 0, 1.0)),
-        ({"do_sample": True}, GenerationDefaults(1.0, 0, 1.0)),
-        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": None}, GenerationDefaults(0.6, 0, 0.9)),
-        ({"do_sample": True, "temperature": 1, "top_k": 20, "pad_token_id": 0}, GenerationDefaults(1.0, 20, 1.0)),
-        ({"top_p": 0.8, "top_k": 5, "min_p": 0.1}, GenerationDefaults(0.0, 5, 0.8, 0.1)),
-        ({"repetition_penalty": 1.05}, GenerationDefaults(repetition_penalty=1.05)),
-        ({"max_new_tokens": 9, "min_new_tokens": 3}, GenerationDefaults(min_tokens=3, max_tokens=9)),
+        ({}, GenerationDefaults(Sampling(0.0, 0, 1.0))),
+        ({"do_sample": False, "temperature": 0.7}, GenerationDefaults(Sampling(0.0, 0, 1.0))),
+        ({"do_sample": True}, GenerationDefaults(Sampling(1.0, 0, 1.0))),
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": None},
+            GenerationDefaults(Sampling(0.6, 0, 0.9)),
+        ),
+        (
+            {"do_sample": True, "temperature": 1, "top_k": 20, "pad_token_id": 0},
+            GenerationDefaults(Sampling(1.0, 20, 1.0)),
+        ),
+        ({"top_p": 0.8, "top_k": 5, "min_p": 0.1}, GenerationDefaults(Sampling(0.0, 5, 0.8, 0.1))),
+        ({"top_p": 0, "min_p": 0, "top_k": 0}, GenerationDefaults(Sampling(0.0, 0, 0.0, 0.0))),
+        ({"repetition_penalty": 1.05}, GenerationDefaults(Sampling(repetition_penalty=1.05))),
+        (
+            {"max_new_tokens": 9, "min_new_tokens": 3},
+            GenerationDefaults(Sampling(min_tokens=3), max_tokens=9),
+        ),
         ({"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": None}, GenerationDefaults()),
         ({"num_beams": 4, "typical_p": 0.9}, GenerationDefaults(unheeded=("num_beams 4", "typical_p 0.9"))),
         ({"suppress_tokens": [1, 2]}, GenerationDefaults(unheeded=("suppress_tokens [1,2]",))),
@@ -281,7 +292,7 @@ def test_every_neutral_value_is_the_one_that_transformers_takes_for_none() -> No
 
 
 def test_without_a_generation_config_answers_are_greedy(tmp_path: Path) -> None:
-    assert generation_defaults(tmp_path) == GenerationDefaults(temperature=0.0)
+    assert generation_defaults(tmp_path) == GenerationDefaults(Sampling(temperature=0.0))
 
 
 @pytest.mark.parametrize(
@@ -326,10 +337,11 @@ from pathlib import Path
 from zrt.runtime.cluster import file_loader, partition
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture import generation_config
-from zrt.runtime.models.fetch.resolve import resolve
-from zrt.runtime.text import detokenizer, stop_strings, tokenizer as text
+from zrt.runtime.models.fetch import resolve
+from zrt.runtime.text import detokenizer, stop_strings
+from zrt.runtime.text.tokenizer import Tokenizer
 folder = Path(sys.argv[1])
-tokenizer = text.Tokenizer.open(folder)
+tokenizer = Tokenizer.open(folder)
 ids = tokenizer.encode_chat([{"role": "user", "content": "he had"}]) + tokenizer.encode_raw("he had")
 detokeniser = detokenizer.Detokenizer(tokenizer)
 said = "".join(map(detokeniser.push, ids)) + detokeniser.finish()
@@ -339,7 +351,7 @@ file_loader.load()
 partition.plan([1, 1], 0, 0, [partition.Wish()])
 stop_strings.StopMatcher(["x"]).push("y")
 try:
-    resolve("nobody/nothing")
+    resolve.resolve("nobody/nothing")
 except ZrtError:
     pass
 heavy = {"torch", "transformers"} & set(sys.modules)
@@ -364,7 +376,7 @@ def test_the_demo_model_chats_by_its_own_template(demo_model: Path) -> None:
     )
     assert [ids.count(start), ids.count(end)] == [3, 2]
     assert eos_ids(demo_model, tokenizer) == {end}
-    assert generation_defaults(demo_model) == GenerationDefaults(temperature=0.0)
+    assert generation_defaults(demo_model) == GenerationDefaults(Sampling(temperature=0.0))
 
 
 @pytest.mark.demo

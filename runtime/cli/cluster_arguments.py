@@ -1,0 +1,76 @@
+"""The words by which commands name a cluster: one that runs by its endpoint, one that is to run by
+its file."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from zrt.runtime.cli import argument_types
+
+if TYPE_CHECKING:
+    from msgspec import Struct
+
+    from zrt.actors.options import ClusterOptions
+
+_Options = TypeVar("_Options", bound="Struct")
+
+
+def add_connect_argument(parser: argparse.ArgumentParser) -> None:
+    """Take the endpoint of a running cluster."""
+    parser.add_argument(
+        "--connect", metavar="ENDPOINT", help="the cluster's (default: $ZRT_ENDPOINT, or the last one started here)"
+    )
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take a cluster file, and what may be said in place of its values."""
+    parser.add_argument("conf", metavar="CONF", nargs="?", type=Path, help="a cluster file (default: conf/local.toml)")
+    parser.add_argument("--model", metavar="REF", help="a demo name, a folder, or a hub id; in place of the file's")
+    parser.add_argument(
+        "--stages", type=argument_types.positive, metavar="N", help="N planned stages in place of the file's"
+    )
+    parser.add_argument(
+        "--tp", type=argument_types.positive, metavar="N", help="N tensor-parallel ranks in every stage"
+    )
+
+
+def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take where a cluster listens."""
+    parser.add_argument(
+        "--listen",
+        metavar="ENDPOINT",
+        help="where clients reach the cluster, such as tcp://127.0.0.1:0; in place of the file's",
+    )
+    add_advertise_arguments(parser)
+
+
+def add_advertise_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take how others reach a process from elsewhere."""
+    parser.add_argument(
+        "--advertise", metavar="ENDPOINT", help="what others reach it by, where that is another name: tcp://HOST"
+    )
+    parser.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
+
+
+def cluster_options(arguments: argparse.Namespace) -> "ClusterOptions":
+    """Return which cluster file is meant, and what was said in place of its values."""
+    from zrt.actors.options import ClusterOptions
+
+    return options_from(arguments, ClusterOptions)
+
+
+def options_from(arguments: argparse.Namespace, kind: "type[_Options]") -> "_Options":
+    """Return the options of this kind that the command line gives: each from the word of its name,
+    where the command has one."""
+    given = {name: value for name in kind.__struct_fields__ if (value := getattr(arguments, name, None)) is not None}
+    return kind(**{name: str(value) if isinstance(value, Path) else value for name, value in given.items()})
+
+
+def cluster_words(options: "ClusterOptions") -> list[str]:
+    """Return the words that say the same to another command."""
+    words = [] if options.conf is None else [options.conf]
+    for name in ("model", "stages", "tp", "listen", "advertise"):
+        value = getattr(options, name)
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    return [*words, "--insecure"] if options.insecure else words

@@ -1,0 +1,115 @@
+"""Progress bars on stderr: what models, stages and their layer workers load."""
+
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from zrt.runtime.formatting import counted
+from zrt.runtime.messages.client import Cluster
+from zrt.runtime.process.terminal import say
+
+
+class _Screen(Console):
+    """stderr with its cursor left as it is: whoever hides it may be killed, or not be read any
+    more, before it is there again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+class Bars:
+    """Progress bars on stderr, one a name; where stderr is no terminal, a line when each begins and
+    ends."""
+
+    def __init__(self) -> None:
+        self._console = _Screen(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TextColumn("{task.fields[pace]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._totals: dict[str, int] = {}
+        self._ended: set[str] = set()
+        self._states: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def update(self, done: int, total: int, what: str, sent: int = 0, pace: int = 0) -> None:
+        """Show `done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. Of
+        those done `sent` came over the network, at `pace` bytes a second; 0: not said."""
+        if what not in self._ended:
+            self._progress.start()  # `finish` has ended it if others were ready before
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(escape(what), total=total or None, pace="")
+            if not self._console.is_terminal:
+                say(f"{what} …")
+        self._totals[what] = total
+        rate = f"{pace / 1e6:.0f} MB/s" if pace else ""
+        self._progress.update(self._tasks[what], completed=done, total=total or None, pace=rate)
+        if total and done >= total and what not in self._ended:
+            self._ended.add(what)
+            if not self._console.is_terminal:
+                say(f"{what}: done" + (f", {sent / 1e6:.1f} MB sent at {rate}" if rate else ""))
+
+    def finish(self, cluster: Cluster) -> None:
+        """Show what the cluster's processes load and have loaded for the last time, and draw
+        nothing until `loading` says that others load on."""
+        self.loading(cluster)
+        on = [actor.name for actor in cluster.actors if actor.state == "loading"]
+        for what, task in self._tasks.items():
+            loads_on = any(what.startswith(f"{name} (") or what.endswith(f" of {name})") for name in on)
+            if loads_on and what not in self._ended:
+                self._progress.update(task, visible=False)
+            elif self._totals[what]:
+                self.update(self._totals[what], self._totals[what], what)
+        self._progress.stop()
+        for what, task in self._tasks.items():
+            self._progress.update(task, visible=what not in self._ended)
+
+    def loading(self, cluster: Cluster) -> None:
+        """Show how stages load, and their layer workers; say whom they wait for."""
+        for actor in cluster.actors:
+            if actor.stage < 0:
+                continue
+            if actor.lend is not None:
+                self.state(actor.name, f"{actor.name} waits for {actor.lend.waits_for}" if actor.lend.waits_for else "")
+                for worker in actor.lend.workers:
+                    if worker.total_bytes and worker.state != "asked":
+                        what = f"{worker.name} (blocks {worker.layers} of {actor.name})"
+                        self.update(worker.held_bytes, worker.total_bytes, what, worker.push_bytes, worker.push_bytes_s)
+            if actor.total_bytes:
+                what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
+                self.update(actor.done_bytes, actor.total_bytes, what)
+                captures = actor.state == "loading" and actor.all_graphs > 0
+                self.state(what, f"{what} captures {counted(actor.all_graphs, 'CUDA graph')}" if captures else "")
+
+    def state(self, whose: str, text: str) -> None:
+        """Say a line about somebody, if it is the first one or differs from the one before."""
+        if text != self._states.get(whose, ""):
+            self._states[whose] = text
+            if text:
+                self.say(text)
+
+    def say(self, text: str) -> None:
+        """Say a line, above the bars."""
+        if self._console.is_terminal:
+            with suppress(OSError):  # the terminal is gone; its SIGHUP is on the way
+                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        else:
+            say(text)

@@ -1,0 +1,51 @@
+"""The commands of `zrt`: a file each, imported when it is asked for."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zrt.runtime.cli import commands
+from zrt.runtime.cli.commands import COMMANDS, load
+
+
+def test_every_file_of_the_folder_is_a_command_and_every_command_a_file() -> None:
+    files = {file.stem for file in Path(str(commands.__file__)).parent.glob("*.py")} - {"__init__"}
+    assert set(COMMANDS) == files
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_describes_itself_takes_words_and_runs(name: str) -> None:
+    command, parser = load(name), argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.DESCRIPTION.endswith(".")
+    assert callable(command.run)
+
+
+def imported(*words: str) -> set[str]:
+    """The modules that `zrt WORDS` imports until its words are read."""
+    program = (
+        "import sys\nfrom zrt.runtime.cli.main import command_line\n"
+        "try:\n    command_line().parse_args(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print('modules', *sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_help_waits_for_no_command() -> None:
+    found = imported("--help")
+    assert not {name for name in found if name.startswith("zrt.runtime.cli.commands.")}
+    assert not {"asyncio", "zmq", "msgspec", "rich"} & found
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "actor"])
+def test_a_command_waits_for_no_other_command_nor_for_torch(name: str) -> None:
+    found = imported(name, "--help")
+    of_commands = {one.removeprefix("zrt.runtime.cli.commands.") for one in found if "cli.commands." in one}
+    assert of_commands <= {name, "actor"} if name == "worker" else of_commands == {name}
+    assert not {"torch", "transformers", "numba", "textual", "zrt.actors.node.node"} & found
