@@ -6,6 +6,7 @@ actor live in its room, beside the thin actor that uses them.
 In reading order:
 
 - main.py: from the words of `zrt actor KIND` to a running actor
+- options.py: the options of each kind, and the command line that starts a child with them
 - node/: `zrt up`: the parent of every process of a machine
 - coordinator/: the one process that clients talk to: members, sessions, routes
 - block_server/: a run of blocks at work for many sessions

@@ -41,10 +41,10 @@ class _Maker(Protocol):
 
 
 KINDS: Final = {
-    "coordinator": Kind(CoordinatorOptions, "zrt.actors.coordinator.coordinator_process"),
-    "block-server": Kind(BlockServerOptions, "zrt.actors.block_server.block_server_process"),
-    "layer-worker": Kind(LayerWorkerOptions, "zrt.actors.layer_worker.layer_worker_process"),
-    "tp-rank": Kind(RankOptions, "zrt.actors.tp_rank.tp_rank_process"),
+    "coordinator": Kind(CoordinatorOptions, "zrt.actors.coordinator.coordinator"),
+    "block-server": Kind(BlockServerOptions, "zrt.actors.block_server.block_server"),
+    "layer-worker": Kind(LayerWorkerOptions, "zrt.actors.layer_worker.layer_worker"),
+    "tp-rank": Kind(RankOptions, "zrt.actors.tp_rank.tp_rank"),
 }
 
 

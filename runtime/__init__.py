@@ -6,6 +6,8 @@ The files here are the base that every room may import:
 - endpoints.py: endpoints as people write them
 - formatting.py: amounts in words
 - version.py: which release of zrt this is
+- paths.py: where zrt keeps what it keeps on this machine
+- exit.py: leaving a process, whatever threads still run
 - host_memory.py: memory of this machine that a new process may take
 - watchdog.py: calls that block, left when they take too long
 - page_keys.py: names of KV pages by the tokens they hold

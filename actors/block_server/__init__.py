@@ -10,6 +10,8 @@ In reading order:
 - step_queue.py: what waits, and which of it makes the next turn
 - prefill_budget.py: how many prompt tokens a turn may carry
 - turn_loop.py: take what waits, run it as one forward, hand it on
+- step_owner.py: what the turn loop asks of whoever owns a step
+- turn_delivery.py: a turn's results: onward, to the coordinator, round the ring
 - backend.py: who runs a turn: this executor, or it and its ranks
 - row_transfer.py: how results reach the next stage
 - row_channels.py: rows handed over in memory, within one machine

@@ -18,6 +18,7 @@ The loop keeps the sessions (routed_sessions.py, bare_sessions.py), the queue of
 """
 
 import logging
+import os
 from functools import partial
 
 import torch
@@ -27,6 +28,7 @@ from zrt.actors.block_server.bare_sessions import BareSessions
 from zrt.actors.block_server.routed_sessions import RoutedSessions
 from zrt.actors.block_server.row_channels import RowChannels
 from zrt.actors.block_server.turn_loop import TurnLoop
+from zrt.actors.options import BlockServerOptions
 from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.devices import device_lives
@@ -263,3 +265,18 @@ class BlockServer(Member):
     def _collect_idle(self) -> None:
         if self.blocks.assignment is not None:
             self.spawn(self.bare.collect(self.blocks.assignment.idle_s), "collect")
+
+
+def make(options: BlockServerOptions) -> BlockServer:
+    """Return a blank block server that joins the coordinator."""
+    alone = options.num_threads
+    return BlockServer(
+        options.name or f"block-server-{os.getpid()}",
+        join=options.join,
+        device=options.device,
+        threads=(alone, options.shared_threads or alone),
+        listen=options.listen,
+        advertise=options.advertise,
+        cluster=options.cluster_id,
+        memory_bytes=options.memory,
+    )

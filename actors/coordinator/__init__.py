@@ -6,6 +6,7 @@ filled again. It computes no tensors and never imports torch.
 In reading order:
 
 - coordinator.py: the actor: wires the rooms below, answers clients
+- client_requests.py: what clients ask, and who does it
 - fleet/: the processes: who is there, what each holds, drains
 - sessions/: the sessions: accepted, admitted, routed, streamed, ended
 - subscribers.py: those who watch the cluster, and what each is told

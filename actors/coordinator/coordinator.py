@@ -32,6 +32,7 @@ from zrt.actors.coordinator.sessions.generations import Generations
 from zrt.actors.coordinator.sessions.requests import Requests
 from zrt.actors.coordinator.sessions.stage_reports import StageReports
 from zrt.actors.coordinator.subscribers import Subscribers
+from zrt.actors.options import CoordinatorOptions
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.actor_process import DOWN_STATUS
 from zrt.runtime.cluster.file_schema import Conf
@@ -40,8 +41,9 @@ from zrt.runtime.host_memory import resident_memory
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo, pipeline_order
 from zrt.runtime.messages.members import Shutdown
-from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
 from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS
+from zrt.runtime.models.fetch.resolve import resolve
 from zrt.runtime.wire.limits import MAX_CLIENT_FRAME
 
 log = logging.getLogger(__name__)
@@ -193,3 +195,13 @@ class Coordinator(Actor):
         if not supervisors:
             self.status = DOWN_STATUS if self._has_parent else 0
             self.ended.set()
+
+
+def make(options: CoordinatorOptions) -> Coordinator:
+    """Return the coordinator of a cluster file, whose model must have been fetched. ZrtError
+    bad_config, bad_model."""
+    conf = options.read()
+    folder = resolve(conf.model.ref, weights=conf.model.weights == "files")
+    spec = read_spec(folder)
+    prompts = Requests(folder, spec, min(conf.model.context, spec.max_positions))
+    return Coordinator(conf, folder, spec, prompts, cluster=options.cluster_id, port_s=options.port_wait)

@@ -8,6 +8,7 @@ In reading order:
 - layer_worker.py: the actor: obeys its master, and bare peers
 - assigned_layers.py: the layers it is assigned, and their files
 - store.py: the files of one manifest in the cache
+- store_files.py: the single files of the store
 
 May import: runtime/; no other actor's room.
 """

@@ -10,7 +10,9 @@ without an operation.
 """
 
 import logging
+import os
 import platform
+import socket
 import time
 from collections.abc import Hashable
 from functools import partial
@@ -20,6 +22,7 @@ from typing import Final, get_args
 import torch
 
 from zrt.actors.layer_worker.assigned_layers import AssignedLayers, layer_of
+from zrt.actors.options import LayerWorkerOptions
 from zrt.runtime.actor.envelope import Bare, Envelope, Reply
 from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.actor.member import Member
@@ -52,6 +55,7 @@ from zrt.runtime.messages.layers import (
     layer_name,
 )
 from zrt.runtime.messages.members import ActorState, Register
+from zrt.runtime.paths import home
 from zrt.runtime.version import release
 from zrt.runtime.wire.layers import decode_layers, encode_layers
 
@@ -270,3 +274,19 @@ class _HopClock:
 
 def _error(error: ZrtError) -> WorkerError:
     return WorkerError(f"{error.kind}: {error.message}")
+
+
+def make(options: LayerWorkerOptions) -> LayerWorker:
+    """Return a layer worker, which waits for a master. What it is sent of a model is kept in the
+    cache."""
+    return LayerWorker(
+        options.name or f"worker-{socket.gethostname()}-{os.getpid()}",
+        join=options.join,
+        cache=home() / "layers",
+        device=options.device,
+        threads=options.num_threads,
+        listen=options.listen,
+        advertise=options.advertise,
+        cluster=options.cluster_id,
+        memory_bytes=options.memory,
+    )

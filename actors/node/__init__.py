@@ -6,8 +6,10 @@ within a budget, tells the coordinator of each death, and leaves nothing behind.
 In reading order:
 
 - node.py: the actor: start, serve, watch, end
+- console.py: what `zrt up` says on stderr
 - command_lines.py: the command line and environment of each child
 - child_events.py: what the death of a child means for the cluster
+- departure.py: how a cluster comes to its end
 - absentees.py: children that are up, and yet not with the coordinator
 - recovery.py: what came back after a loss, and after how long
 

@@ -32,7 +32,7 @@ HUNG_S: Final = 4.0
 hung: it is asked once a second."""
 
 
-class Cluster(Protocol):
+class ClusterState(Protocol):
     """What the events of processes depend on: the node, as it stands. `member` is None until the
     coordinator is ready; `was_ready`: the cluster has been."""
 
@@ -49,7 +49,7 @@ class ChildEvents(ChildObserver):
     the cluster comes up that of any but a spare. Later the sessions of a stage that is lost are
     told, and the cluster stays."""
 
-    def __init__(self, conf: Conf, cluster: Cluster, departure: Departure, console: Console) -> None:
+    def __init__(self, conf: Conf, cluster: ClusterState, departure: Departure, console: Console) -> None:
         self.recoveries = Recoveries()
         self._conf = conf
         self._cluster = cluster

@@ -7,12 +7,14 @@ rank is heard while it computes; all else is the executor's (rank.py).
 
 import asyncio
 import logging
+import os
 from collections.abc import Hashable
 from functools import partial
 from typing import get_args
 
 import torch
 
+from zrt.actors.options import RankOptions
 from zrt.actors.tp_rank.rank import Rank
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Bare, Envelope
@@ -104,3 +106,15 @@ class TpRank(Actor):
 def _memory(device: torch.device) -> VramInfo:
     free, total = device_memory(device)
     return VramInfo(free >> 20, total >> 20)
+
+
+def make(options: RankOptions) -> TpRank:
+    """Return a rank, which waits for its leader."""
+    return TpRank(
+        options.name or f"rank{options.rank}-{os.getpid()}",
+        rank=options.rank,
+        world=options.world,
+        device=options.device,
+        threads=options.num_threads,
+        listen=options.listen,
+    )

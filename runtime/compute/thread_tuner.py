@@ -27,7 +27,7 @@ that is more."""
 
 
 @dataclass(slots=True)
-class _Kind:
+class _TurnKind:
     """Turns of about the same rows, on `size` threads; `rest` is the time until others are tried.
     In a trial (0: there is none) so many turns were `faster`, so many not, and `cost` is what they
     took beyond the usual time. All times are in seconds."""
@@ -76,15 +76,15 @@ class ThreadTuner:
     not told of changes nothing."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[int, int], _Kind] = {}
-        self._last: tuple[_Kind, int] | None = None
+        self._kinds: dict[tuple[int, int], _TurnKind] = {}
+        self._last: tuple[_TurnKind, int] | None = None
 
     def size(self, limit: int, rows: int) -> int:
         """At most `limit`, for a turn of so many rows."""
         self._last = None
         if limit == 1:
             return limit
-        kind = self._kinds.setdefault((limit, rows.bit_length()), _Kind(limit))
+        kind = self._kinds.setdefault((limit, rows.bit_length()), _TurnKind(limit))
         self._last = kind, limit
         return kind.trial or kind.size
 

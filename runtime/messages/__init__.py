@@ -31,6 +31,7 @@ In reading order:
 - members.py: processes: register, beat, assign, states, ends
 - stats.py: what a process says of its work in each beat
 - sampling.py: how a token is picked
+- prompt.py: how a client's requests begin, and the prompt of a generation
 - client.py: what clients say and hear
 - cluster.py: what clients are told of processes, sessions and events
 - ranks.py: helexa's messages: a leader and its TP ranks

@@ -6,6 +6,7 @@ messages.
 In reading order:
 
 - membership.py: Register, Beat, StateChanged, ChildDied; sends Assign
+- cluster_plan.py: what the cluster file says: seats, memory, assignments
 - roster.py: who is there, and what each holds and does
 - process_record.py: one registered process
 - placement.py: who sits in which seat of the plan, and who gets what is empty

@@ -3,6 +3,7 @@
 In reading order:
 
 - generations.py: all live sessions: start, tokens, faults, end
+- stage_reports.py: what stages report: sampled, filled, failed
 - requests.py: a request as token ids, limits and sampling options
 - admission.py: who may run: queue, KV pages, slots
 - session.py: one session: history, text, states
@@ -11,6 +12,7 @@ In reading order:
 - rerouting.py: other routes after a loss or for a drain; preempted, parked
 - quarantine.py: sessions that may be why stages are lost
 - delivery.py: one client's events in order, over broken connections
+- latencies.py: how long clients waited for tokens, as histograms
 
 May import: runtime/ without torch, the pipeline of actors/coordinator/fleet/, and the event log.
 session.py, admission.py and quarantine.py are pure.

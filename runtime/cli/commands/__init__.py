@@ -1,4 +1,23 @@
-"""The commands of `zrt`, a file each. A new one is its file and its line in COMMANDS."""
+"""The commands of `zrt`, a file each. A new one is its file and its line in COMMANDS.
+
+In the order of `zrt --help`:
+
+- up.py: bring a cluster up and stay with it
+- generate.py: stream one answer
+- chat.py: talk, turn by turn
+- status.py: show the cluster's processes and sessions
+- top.py: watch the cluster in the terminal, and act on it
+- cancel.py: end a session
+- plan.py: show which stage gets which blocks, and what memory they take
+- check.py: say what a model is, and all that keeps it from being run
+- fetch.py: download a model into the cache, and print its folder
+- drain.py: take a block server out of service with nothing lost; `zrt undrain` too
+- down.py: bring the cluster down, and return when it is gone
+- worker.py: lend this machine's memory to a cluster
+- actor.py: start one process by hand
+
+May import: as the room above.
+"""
 
 import argparse
 from importlib import import_module
@@ -20,7 +39,10 @@ COMMANDS: Final = {
     "worker": "lend this machine's memory to a cluster",
     "actor": "start one process by hand",
 }
-"""What `zrt --help` says of each command, by the name of the command and of its file."""
+"""What `zrt --help` says of each command, by the name of the command and, but for IN_ANOTHER_FILE,
+of its file."""
+IN_ANOTHER_FILE: Final = {"undrain": ("drain", "Undrain")}
+"""Commands that belong together with another: its file, and their class there."""
 
 
 class Command(Protocol):
@@ -38,5 +60,8 @@ class Command(Protocol):
 
 
 def load(name: str) -> Command:
-    """Import a command's file."""
+    """Import a command's file, and return the command."""
+    if name in IN_ANOTHER_FILE:
+        file, command = IN_ANOTHER_FILE[name]
+        return cast(Command, getattr(import_module(f"{__name__}.{file}"), command)())
     return cast(Command, import_module(f"{__name__}.{name}"))

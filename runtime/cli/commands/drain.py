@@ -1,4 +1,4 @@
-"""`zrt drain`: take a block server out of service."""
+"""`zrt drain` and `zrt undrain`: take a block server out of service, and let it serve again."""
 
 import argparse
 import asyncio
@@ -58,3 +58,22 @@ def _drained(event: Drained) -> str:
     counts = {"left": event.left, "moved": event.moved, "finished": event.finished, "parked": event.parked}
     told = [f"{count} {what}" for what, count in counts.items() if count]
     return f"zrt: {event.name} is {event.state}: {', '.join(told) or 'no session ran there'}"
+
+
+class Undrain:
+    """The command that takes a drain back."""
+
+    DESCRIPTION = "Let a drained block server serve again."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("name", metavar="NAME", help="the block server's")
+        add_connect_argument(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        return run_in_foreground(lambda: _undrain(arguments.connect, arguments.name))
+
+
+async def _undrain(endpoint: str | None, name: str) -> int:
+    async with Client(endpoint) as client:
+        await client.undrain(name)
+    return 0

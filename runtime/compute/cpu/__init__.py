@@ -7,6 +7,9 @@ In reading order:
 - ragged_attention.py: attention of a batch whose sessions lie in the slab of a SlabKVCache.
 - row_kernels.py, gemm.py, decode_attention.py: float32 kernels.
 - numba_runtime.py: how kernels are compiled, kept and run on torch's threads.
+- decode_attention.py: attention of single tokens on the CPU, float32; the tests compare it with flo
+- gemm.py: products of activations with packed weights on the CPU, float32
+- row_kernels.py: what happens between two products, row by row, on the CPU in float32: each a pass
 
 Imports compute.decoder, compute.kv and compute.turn; compute.decoder.linear alone imports a module
 of this room (gemm.py), and never a module that imports it.

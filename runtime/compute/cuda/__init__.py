@@ -11,6 +11,13 @@ In reading order:
 - batch_sampler.py: tokens picked on the device.
 - stream_flags.py: words of the host's memory that streams write and wait for.
 - kernels/: the kernels themselves, in Triton's language.
+- cuda_ops.py: the operations of a block on a GPU
+- dense_launch.py: kernels of products as Python functions of tensors
+- attention_launch.py: kernels of attention as Python functions of tensors
+- decode_graph.py: the forward of several sessions' next tokens as a CUDA graph
+- one_row.py: the products of one row on a GPU, for models of the plain kind
+- prompt_graph.py: the blocks over a batch with prompts in it as a CUDA graph
+- tuning.py: which shapes of the one-row product suit a card
 
 Imports compute.decoder, compute.kv, compute.shared_rows and compute.turn.
 """

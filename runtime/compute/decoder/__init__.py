@@ -8,6 +8,9 @@ In reading order:
 - shard.py, linear.py, tp_linear.py: weights, and the products with them.
 - rope.py: angles of positions.
 - workspace.py: buffers that every block writes over.
+- linear.py: linear layers
+- shard.py: the weights one process holds
+- tp_linear.py: what a rank of a tensor-parallel group computes otherwise than a whole shard
 
 Imports compute.cpu.gemm (linear.py), compute.kv, compute.shared_rows, compute.turn and models.
 """

@@ -4,6 +4,7 @@ take.
 In reading order:
 
 - layout.py: which tensors a checkpoint holds, and their bytes
+- formats/: a stored matrix's shapes, bytes and cuts, a file a format
 - safetensors.py: what lies where in safetensors files
 - index.py: the tensors of a folder, by name
 - split.py: how a shard is split over ranks

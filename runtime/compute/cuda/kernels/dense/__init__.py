@@ -3,6 +3,8 @@
 In reading order:
 
 - dependent_launch.py: programmatic dependent launch: a kernel starts while the one before it ends
+- elementwise.py: kernels between the products of a block, in Triton
+- gemv.py: the product of a weight with one row (GEMV), in Triton, with what stands around it fused
 
 May import: triton and torch.
 """

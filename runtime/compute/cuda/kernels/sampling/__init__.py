@@ -6,6 +6,7 @@ In reading order:
 
 - thresholds.py: where top-k, top-p and min-p cut logits off
 - draw.py: drawing tokens from what is kept
+- argmax.py: the greatest logit of each row and its token, in Triton
 
 May import: triton, torch and the kernels of dense/.
 """
