@@ -39,8 +39,8 @@ __all__ = ["Client", "ZrtError"]
 
 
 def __getattr__(name: str) -> object:
-    """The client is imported by those who ask for it: a child that has yet to hold its lifeline
-    should not wait for it."""
+    """Import the client for those who ask for it: a child that has yet to hold its lifeline should
+    not wait for that."""
     if name == "Client":
         from zrt.runtime.client.client import Client
 

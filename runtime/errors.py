@@ -52,11 +52,12 @@ class ZrtError(Exception):
 
     @classmethod
     def of(cls, kind: str, message: str, where: str = "") -> Self:
-        """An error as it came over the wire; a kind that is not known here becomes `internal`."""
+        """Return an error as it came over the wire; a kind that is not known here becomes
+        `internal`."""
         return cls(cast(Kind, kind if kind in KINDS else "internal"), message, where)
 
     def anew(self) -> "ZrtError":
-        """The same, raised by nobody yet. What is kept, or told to several, is raised so: a
+        """Return the same, raised by nobody yet. What is kept, or told to several, is raised so: a
         traceback grows with every raise, and keeps alive whatever was at work in each.
         """
         return ZrtError(self.kind, self.message, self.where)

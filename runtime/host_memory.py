@@ -14,8 +14,8 @@ names in memory.stat."""
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that can be had without swapping: MemAvailable, or what the tightest control group
-    above this process leaves.
+    """Return bytes that can be had without swapping: MemAvailable, or what the tightest control
+    group above this process leaves.
 
     Sources: proc(5), cgroups(7); version 2 groups are limited by memory.max and memory.high,
     version 1 by memory.limit_in_bytes. `root` is where the file system begins.
@@ -24,13 +24,13 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory this machine has."""
+    """Return bytes of memory this machine has."""
     return _table((root / "proc/meminfo").read_text(), ":")["MemTotal"] * 1024
 
 
 def resident_memory(pid: int | None = None) -> int:
-    """Bytes of memory that a process has resident: this one, or another; 0 where there is none, or
-    it cannot be looked up."""
+    """Return bytes of memory that a process has resident: this one, or another; 0 where there is
+    none, or it cannot be looked up."""
     try:
         with open(f"/proc/{pid or 'self'}/statm", "rb", buffering=0) as statm:
             return int(statm.read(128).split()[1]) * _PAGE
@@ -80,7 +80,7 @@ def _memberships(root: Path) -> Iterator[tuple[Path, Path, Path, int]]:
 
 
 def _left(group: Path, version: int) -> int | None:
-    """Bytes that a control group has left; None when it has no limit, or is none."""
+    """Return bytes that a control group has left; None when it has no limit, or is none."""
     names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
     usage = _number(group / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
     limits = [limit for name in names if (limit := _number(group / name)) is not None]
@@ -95,7 +95,7 @@ def _left(group: Path, version: int) -> int | None:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None when there is none: `max` is no limit."""
+    """Return the number in a file; None when there is none: `max` is no limit."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -110,5 +110,5 @@ def _table(text: str, separator: str) -> dict[str, int]:
 
 
 def _unescaped(path: str) -> str:
-    """A path as it stands in mountinfo, where blanks and backslashes are octal."""
+    """Return a path as it stands in mountinfo, where blanks and backslashes are octal."""
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), path)

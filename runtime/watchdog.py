@@ -9,8 +9,8 @@ _Result = TypeVar("_Result")
 
 
 def beside(name: str, work: Callable[[], _Result], look: Callable[[], None], every_s: float) -> _Result:
-    """The result of `work`, done in a daemon thread while `look` is called every so many seconds;
-    what that raises gives it up.
+    """Return the result of `work`, done in a daemon thread while `look` is called every so many
+    seconds; what that raises gives it up.
 
     A thread that is given up ends by its own time-outs, or with the process.
     """

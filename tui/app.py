@@ -245,7 +245,7 @@ class Top(App[None]):
         return focused.item if isinstance(focused, Lines) else None
 
     def _process(self, *kinds: str) -> str | None:
-        """The process under the cursor, if it is of these kinds."""
+        """Return the process under the cursor, if it is of these kinds."""
         item = self._item()
         actor = item.actor if isinstance(item, TreeNode) and item.rank is None else None
         if actor is None or actor.kind not in kinds:

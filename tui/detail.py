@@ -98,7 +98,7 @@ class Detail(ModalScreen[None]):
 def facts(
     session: int, info: SessionInfo | None, cluster: Cluster | None, happened: list[Happened], ended: str
 ) -> list[str]:
-    """A session in lines; `info` is what was last known of it."""
+    """Return a session in lines; `info` is what was last known of it."""
     lines = [f"session {session:016x}  {ended or (info.state if info is not None else '')}"]
     if info is not None:
         age = (cluster.up_ms - info.asked_ms) / 1e3 if cluster is not None else 0.0
@@ -117,8 +117,8 @@ def facts(
 
 
 def _hops(info: SessionInfo) -> list[str]:
-    """Where a token's time goes: each stage's queue, compute and encoding, and what is left to the
-    network."""
+    """Return where a token's time goes: each stage's queue, compute and encoding, and what is left
+    to the network."""
     if not info.hops:
         return []
     sums = [hop.queue_ms + hop.compute_ms + hop.encode_ms for hop in info.hops]

@@ -31,7 +31,7 @@ def plot(title: str, values: Sequence[float], width: int, height: int, *, second
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, …"""
+    """Return the next of 1, 2, 5, 10, 20, …"""
     if not 0 < value < math.inf:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))

@@ -56,8 +56,8 @@ class Table(Generic[T]):
         return replace(self, columns=columns)
 
     def within(self, items: Sequence[T], width: int) -> "Table[T]":
-        """What of it fits into `width` cells: of the columns that say something of these items,
-        those from the left on; the first that does not fit may be cut."""
+        """Return what of it fits into `width` cells: of the columns that say something of these
+        items, those from the left on; the first that does not fit may be cut."""
         columns: list[Column[T]] = []
         for column in self.columns:
             if not any(column.show(item) for item in items):
@@ -85,8 +85,8 @@ class Table(Generic[T]):
         return Row(self.key(item), text, self.style(item))
 
     def described(self, item: T) -> list[str]:
-        """Every column of it that is not empty, a line each, uncut, and without the branches of a
-        tree."""
+        """Return every column of it that is not empty, a line each, uncut, and without the branches
+        of a tree."""
         shown = [(column.title, column.show(item).strip(BRANCHES)) for column in self.columns]
         return [f"{title:<14} {clean(value)}" for title, value in shown if value]
 
@@ -110,7 +110,7 @@ def _cell(text: str, width: int) -> str:
 
 
 def bar(part: float, whole: float, width: int) -> str:
-    """A share as a bar; empty when there is no whole."""
+    """Return a share as a bar; empty when there is no whole."""
     if whole <= 0:
         return ""
     full = round(width * min(1.0, max(0.0, part / whole)))
@@ -118,7 +118,7 @@ def bar(part: float, whole: float, width: int) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values, each as a bar of the largest."""
+    """Return the last values, each as a bar of the largest."""
     shown = values[-width:]
     most = max(shown, default=0.0)
     if most <= 0:
@@ -128,7 +128,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def amount(count: float) -> str:
-    """Bytes, for people."""
+    """Return bytes, for people."""
     for unit in ("B", "K", "M", "G"):
         if count < 1024:
             return f"{count:.0f}{unit}"

@@ -59,7 +59,7 @@ def _print(cluster: Cluster, *, json: bool) -> None:
 
 
 def as_json(cluster: Cluster) -> bytes:
-    """One object; ids of sessions are said as commands take them."""
+    """Return one object; ids of sessions are said as commands take them."""
     fields = msgspec.to_builtins(cluster)
     for session in fields["sessions"]:
         session["session"] = f"{session['session']:016x}"
@@ -67,9 +67,9 @@ def as_json(cluster: Cluster) -> bytes:
 
 
 def tree(cluster: Cluster, width: int | None = None) -> list[Text]:
-    """The cluster in lines: what it is, its processes, its sessions. On a terminal of so many
-    columns rows have what fits there; what is wrong with a process is a line of its own then, which
-    may be folded.
+    """Return the cluster in lines: what it is, its processes, its sessions. On a terminal of so
+    many columns rows have what fits there; what is wrong with a process is a line of its own then,
+    which may be folded.
     """
     ready = "ready" if cluster.ready else "not ready"
     lines = [

@@ -47,7 +47,7 @@ ORDERS: Final[dict[str, Callable[[SessionInfo], object]]] = {
 
 
 def sessions(all_: Iterable[SessionInfo], order: str, wanted: str) -> list[SessionInfo]:
-    """Those with `wanted` in their id, state, client or route, in order."""
+    """Return those with `wanted` in their id, state, client or route, in order."""
     chosen = [one for one in all_ if not wanted or wanted in _words(one)]
     return sorted(chosen, key=ORDERS[order])  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ EVENTS: Final = Table[Happened](
 
 
 def events(all_: Iterable[Happened], wanted: str) -> list[Happened]:
-    """The newest first, of those with `wanted` in them."""
+    """Return the newest first, of those with `wanted` in them."""
     chosen = [one for one in all_ if not wanted or wanted in f"{one.kind} {one.where} {one.error} {one.text}".lower()]
     return chosen[::-1]
 
@@ -149,8 +149,8 @@ def _of(values: list[int], place: int) -> int:
 
 
 def new_replies(cluster: Cluster, seen: dict[str, int], now: float) -> list[Replies]:
-    """The steps that no earlier snapshot had, the oldest first. `seen` is the last serial of each
-    leader, and is brought up to date."""
+    """Return the steps that no earlier snapshot had, the oldest first. `seen` is the last serial of
+    each leader, and is brought up to date."""
     found = []
     for actor in cluster.actors:
         recent = actor.group.recent if actor.group is not None else []

@@ -99,18 +99,18 @@ def _state(node: TreeNode) -> str:
 
 
 def _server(show: Callable[[ActorInfo], str]) -> Callable[[TreeNode], str]:
-    """A cell of block servers alone."""
+    """Return a cell of block servers alone."""
     return lambda node: show(actor) if (actor := served(node)) is not None else ""
 
 
 def served(node: TreeNode) -> ActorInfo | None:
-    """The block server that this line is of."""
+    """Return the block server that this line is of."""
     actor = node.actor
     return actor if actor is not None and actor.kind == "block_server" and node.rank is None else None
 
 
 def _process(show: Callable[[ActorInfo], str]) -> Callable[[TreeNode], str]:
-    """A cell of processes that have registered."""
+    """Return a cell of processes that have registered."""
     return lambda node: show(node.actor) if node.actor is not None and node.rank is None else ""
 
 
@@ -125,8 +125,8 @@ def _memory(node: TreeNode) -> str:
 
 
 def _middle(node: TreeNode) -> str:
-    """What a turn takes; of a rank what its part of a step takes on average, of a worker a hop
-    there and back."""
+    """Return what a turn takes; of a rank what its part of a step takes on average, of a worker a
+    hop there and back."""
     if node.rank is not None:
         return f"{node.rank.drain_us / node.rank.steps / 1e3:.1f}" if node.rank.steps else ""
     if node.worker is not None:

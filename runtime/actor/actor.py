@@ -213,7 +213,7 @@ class Actor:
         return self._mailbox.send([b"", frame] if bare.echo else [frame], bare.peer)
 
     def behind(self, bare: Bare) -> bool:
-        """Whether the peer has yet to take earlier answers."""
+        """Return whether the peer has yet to take earlier answers."""
         return self._mailbox.behind(bare.peer)
 
     async def room(self, to: Address | bytes, *, timeout: float) -> None:

@@ -145,7 +145,7 @@ class Member(Actor):
         self.handle(body_type, checked)
 
     def is_coordinator(self, envelope: Envelope) -> bool:
-        """Whether the coordinator that knows this process sent this envelope."""
+        """Return whether the coordinator that knows this process sent this envelope."""
         return self.coordinator.incarnation != 0 and envelope.header.incarnation == self.coordinator.incarnation
 
     async def _obey_later(self, body: _Order, envelope: Envelope, fn: Handler[_Order]) -> Answer:

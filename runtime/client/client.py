@@ -53,7 +53,7 @@ killed then."""
 
 
 def find_endpoint(endpoint: str | None) -> str:
-    """The given endpoint, $ZRT_ENDPOINT, or that of the last cluster started here. ZrtError
+    """Return the given endpoint, $ZRT_ENDPOINT, or that of the last cluster started here. ZrtError
     coordinator_lost: none of them."""
     found = endpoint or os.environ.get("ZRT_ENDPOINT") or runfiles.last_endpoint()
     if found is None:
@@ -105,7 +105,7 @@ class Client(Connection):
         return Stream(self, request)
 
     async def status(self) -> Cluster:
-        """The cluster as it is now."""
+        """Return the cluster as it is now."""
         request = Status(id=self.next_id())
         event = await self._ask(request, again=lambda: [request])
         if not isinstance(event, Cluster):

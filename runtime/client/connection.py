@@ -239,8 +239,8 @@ class Events:
                 self.fail(error)
 
     async def next(self) -> ClientEvent:
-        """The next event; an `error` event is raised. ZrtError coordinator_lost: the connection
-        broke for good, or nothing comes over it."""
+        """Return the next event; an `error` event is raised. ZrtError coordinator_lost: the
+        connection broke for good, or nothing comes over it."""
         loop = asyncio.get_running_loop()
         waited = 0.0
         while not self._waiting:

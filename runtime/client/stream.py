@@ -78,8 +78,8 @@ class Stream:
         return max(SILENCE_S, self._events.patience)
 
     async def next_event(self) -> Accepted | Progress | Piece | Finished:
-        """What the cluster says next. ZrtError: the kind of the error that ended the generation;
-        internal after its end."""
+        """Return what the cluster says next. ZrtError: the kind of the error that ended the
+        generation; internal after its end."""
         if self._state == "over":
             raise ZrtError("internal", "the generation is over")
         try:

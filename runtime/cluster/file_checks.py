@@ -18,7 +18,8 @@ def contradictions(
     stages: Sequence[Read[Stage] | None],
     workers: Sequence[Read[Worker] | None] | None,
 ) -> list[str]:
-    """A line each. What is None, and what rests on a key that could not be read, is not judged."""
+    """Return a line each. What is None, and what rests on a key that could not be read, is not
+    judged."""
     numbered = {number: stage for number, stage in enumerate(stages, 1) if stage is not None}
     wrong = _open("cluster", cluster, cluster) + _open("metrics", metrics, cluster) + _advertises(cluster)
     wrong += misfits({number: stage.table.blocks for number, stage in numbered.items() if stage.has("blocks")})
@@ -30,7 +31,7 @@ def contradictions(
 
 
 def outside(number: int, stage: Stage, blocks: Blocks) -> list[str]:
-    """What a stage lends, but has not."""
+    """Return what a stage lends, but has not."""
     return [
         f"[[stage]] {number} lend: blocks {lend.blocks} of {lend.worker} are not within the stage's {blocks}"
         for lend in stage.lend
@@ -75,7 +76,7 @@ def _memories(stages: Stages) -> list[str]:
 
 
 def _lends(stages: Stages) -> list[str]:
-    """What is wrong with what each stage lends."""
+    """Return what is wrong with what each stage lends."""
     wrong = []
     for number, read in stages.items():
         stage, at = read.table, f"[[stage]] {number} lend"

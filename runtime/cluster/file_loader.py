@@ -43,8 +43,8 @@ def load(path: Path | None = None) -> Conf:
 
 
 def parse(text: str, where: str) -> Conf:
-    """The cluster file with this text. `where` is what errors call it. Errors: bad_config, a line
-    for each mistake."""
+    """Return the cluster file with this text. `where` is what errors call it. Errors: bad_config, a
+    line for each mistake."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -83,11 +83,11 @@ def override(
     advertise: str | None = None,
     insecure: bool = False,
 ) -> Conf:
-    """The conf with what the command line says instead. `tp` is that of every stage; `stages`
-    replaces the stage list by so many planned ones, with the settings that the stages of the file
-    have in common. Errors: bad_config, where they have not, or `listen` is no endpoint or is open
-    to others without `insecure`, here or in the file, or `advertise` is nothing that could be
-    reached."""
+    """Return the conf with what the command line says instead. `tp` is that of every stage;
+    `stages` replaces the stage list by so many planned ones, with the settings that the stages of
+    the file have in common. Errors: bad_config, where they have not, or `listen` is no endpoint or
+    is open to others without `insecure`, here or in the file, or `advertise` is nothing that could
+    be reached."""
     conf = msgspec.structs.replace(conf, cluster=_reached(conf.cluster, listen, advertise, insecure))
     if model is not None:
         if not model:
@@ -133,9 +133,9 @@ def _reached(cluster: ClusterSettings, listen: str | None, advertise: str | None
 
 
 def threads(conf: Conf, stage: Stage | Spares, cores: int) -> tuple[int, int]:
-    """The compute threads of each replica of `stage` on a machine of `cores` cores that runs them
-    all: every core while one stage computes at a time, its share while all do. A spare counts as
-    the replica whose place it takes."""
+    """Return the compute threads of each replica of `stage` on a machine of `cores` cores that runs
+    them all: every core while one stage computes at a time, its share while all do. A spare counts
+    as the replica whose place it takes."""
     replicas = sum(each.replicas for each in conf.stages)
     return stage.threads or cores, stage.threads or max(1, cores // replicas)
 

@@ -21,8 +21,8 @@ class GpuNeeds(msgspec.Struct, frozen=True):
 
 
 def gpu_needs(conf: Conf, found: Needs, memory: Callable[[str], tuple[int, int]]) -> tuple[GpuNeeds, ...]:
-    """Each GPU that the processes of `zrt up` are on; `memory` is free and in all, of a device. It
-    may raise ZrtError unsupported."""
+    """Return each GPU that the processes of `zrt up` are on; `memory` is free and in all, of a
+    device. It may raise ZrtError unsupported."""
     needed: dict[str, int] = {}
     for device, size in _held(conf, found):
         if device != "cpu":
@@ -69,6 +69,6 @@ def _held(conf: Conf, found: Needs) -> Iterator[tuple[str, int]]:
 
 
 def _ranks(device: str, tp: int) -> list[str]:
-    """The devices of a stage's ranks."""
+    """Return the devices of a stage's ranks."""
     kind, _, first = device.partition(":")
     return [f"{kind}:{int(first) + rank}" if first else kind for rank in range(tp)]

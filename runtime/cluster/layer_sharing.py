@@ -40,13 +40,13 @@ class LayerPlan:
     lacking: int = 0
 
     def layers(self, worker: str) -> list[int]:
-        """The blocks of one worker, ascending."""
+        """Return the blocks of one worker, ascending."""
         return [block for lend in self.lends if lend.worker == worker for block in range(lend.first, lend.last + 1)]
 
 
 def usable(free: int, total: int, device: str, most: int = 0) -> int:
-    """Bytes that layers may take of a device with `total` bytes, `free` of them free; at most
-    `most`, if it is not 0."""
+    """Return bytes that layers may take of a device with `total` bytes, `free` of them free; at
+    most `most`, if it is not 0."""
     reserve = max(CUDA_RESERVE, int(total * CUDA_SHARE)) if device.startswith("cuda") else int(total * CPU_SHARE)
     room = free - reserve
     return max(0, min(room, most) if most else room)
@@ -89,8 +89,8 @@ def check_pins(first: int, last: int, pins: Sequence[Lend]) -> None:
 
 
 def shares(count: int, holders: Sequence[Holder]) -> list[int]:
-    """How many of `count` blocks each holder gets: in proportion to its speed, at most what it
-    holds; fewer in all where they hold fewer.
+    """Return how many of `count` blocks each holder gets: in proportion to its speed, at most what
+    it holds; fewer in all where they hold fewer.
 
     By largest remainders among those with room, equal ones to the earlier holder.
     """

@@ -56,8 +56,8 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stages: Sequence[Wish]) -> list[Blocks]:
-    """The blocks of each stage, in pipeline order: every stage at least one, every block exactly
-    once.
+    """Return the blocks of each stage, in pipeline order: every stage at least one, every block
+    exactly once.
 
     `block_bytes` holds the size of each block. The first stage also carries the embedding, the last
     one norm and head. Pinned ranges stand as they are. Each run of planned stages shares the blocks
@@ -94,9 +94,9 @@ def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stag
 
 
 def misfits(stages: Mapping[int, Blocks | None], count: int | None = None) -> list[str]:
-    """What no plan can mend, a line each: of stages by their number, from 1 on, with the blocks
-    they are pinned to or None where those are to be planned; for a model of `count` blocks, or
-    before that is known. What follows on a number that is left out is not judged."""
+    """Return what no plan can mend, a line each: of stages by their number, from 1 on, with the
+    blocks they are pinned to or None where those are to be planned; for a model of `count` blocks,
+    or before that is known. What follows on a number that is left out is not judged."""
     wrong = []
     far: tuple[int, Blocks] | None = None  # of the pinned ones so far, that which reaches furthest
     free: int | None = 0  # planned stages since the last pinned one; None: not known
@@ -127,7 +127,7 @@ def misfits(stages: Mapping[int, Blocks | None], count: int | None = None) -> li
 
 
 def _between(at: str, start: int, end: int, free: int | None, place: str) -> list[str]:
-    """What is wrong with `free` planned stages for blocks start..end-1."""
+    """Return what is wrong with `free` planned stages for blocks start..end-1."""
     if free == 0 and end > start:
         return [f"{at} blocks {start}-{end - 1} {place} belong to no stage"]
     if free and free > end - start:
@@ -137,9 +137,9 @@ def _between(at: str, start: int, end: int, free: int | None, place: str) -> lis
 
 
 def _share(block_bytes: Sequence[int], fixed: Sequence[int], wishes: Sequence[Wish]) -> list[int]:
-    """How many of the blocks each stage gets: of the cuts that exceed the rooms least, the one that
-    has the least squared distance from the targets. `fixed` are the bytes that each stage holds
-    besides blocks."""
+    """Return how many of the blocks each stage gets: of the cuts that exceed the rooms least, the
+    one that has the least squared distance from the targets. `fixed` are the bytes that each stage
+    holds besides blocks."""
     weights = [wish.weight for wish in wishes]
     targets = _targets(sum(block_bytes), sum(block_bytes) / len(block_bytes), fixed, weights)
     ends = [0]
@@ -166,8 +166,8 @@ def _share(block_bytes: Sequence[int], fixed: Sequence[int], wishes: Sequence[Wi
 
 
 def _targets(total: int, block: float, fixed: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Bytes of blocks for each stage so that, with its fixed bytes, it holds its weight's part of
-    all.
+    """Return bytes of blocks for each stage so that, with its fixed bytes, it holds its weight's
+    part of all.
 
     A stage whose fixed bytes alone leave less than one block gets one, and the others share the
     rest.

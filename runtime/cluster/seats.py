@@ -39,18 +39,18 @@ class Seat:
 
 
 def seat_name(stage: int, replica: int, replicas: int) -> str:
-    """A stage's only replica is called `stage0`, several are `stage0.0`, `stage0.1`."""
+    """Return a stage's only replica is called `stage0`, several are `stage0.0`, `stage0.1`."""
     return f"stage{stage}" if replicas == 1 else f"stage{stage}.{replica}"
 
 
 def spare_names(conf: Conf) -> list[str]:
-    """The blank block servers of a cluster file: `spare0`, `spare1`."""
+    """Return the blank block servers of a cluster file: `spare0`, `spare1`."""
     return [f"spare{number}" for number in range(conf.spares.count)]
 
 
 def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
-    """Which blocks of the model each stage of the cluster file gets. ZrtError bad_config: a line
-    for each thing that does not fit the model."""
+    """Return which blocks of the model each stage of the cluster file gets. ZrtError bad_config: a
+    line for each thing that does not fit the model."""
     weights = format_of(conf.model.dtype)
     wrong = []
     of_tp: dict[int, list[int]] = {}
@@ -79,12 +79,12 @@ def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
 
 
 def lends(conf: Conf, stage: int) -> tuple[Lend, ...]:
-    """What a stage of the cluster file lends."""
+    """Return what a stage of the cluster file lends."""
     return tuple(Lend(lend.worker, lend.blocks.first, lend.blocks.last) for lend in conf.stages[stage].lend)
 
 
 def seats(ranges: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Seat]:
-    """One seat a replica, in pipeline order."""
+    """Return one seat a replica, in pipeline order."""
     return [
         Seat(seat_name(stage, replica, count), stage, replica, first, last)
         for stage, ((first, last), count) in enumerate(zip(ranges, replicas, strict=True))
@@ -93,8 +93,8 @@ def seats(ranges: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Se
 
 
 def cut_stage(seat: Seat, stage: int, cut: int) -> list[Seat]:
-    """What becomes of a seat when `stage` is cut before block `cut`: one of that stage becomes two,
-    those behind it move on by one."""
+    """Return what becomes of a seat when `stage` is cut before block `cut`: one of that stage
+    becomes two, those behind it move on by one."""
     if seat.stage < stage:
         return [seat]
     if seat.stage > stage:

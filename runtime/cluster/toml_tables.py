@@ -28,7 +28,7 @@ class Read(Generic[_T]):
     misread: frozenset[str] = frozenset()
 
     def has(self, *names: str) -> bool:
-        """Whether these are what the file says, or rightly leaves out."""
+        """Return whether these are what the file says, or rightly leaves out."""
         return self.misread.isdisjoint(names)
 
 
@@ -63,7 +63,7 @@ def read_table(kind: type[_T], table: object, at: str, readers: Readers, mistake
 def read_tables(
     kind: type[_T], tables: object, at: str, readers: Readers, mistakes: list[str]
 ) -> list[Read[_T] | None] | None:
-    """A list of tables, each as `read_table` reads it. None: it is no list."""
+    """Return a list of tables, each as `read_table` reads it. None: it is no list."""
     if not isinstance(tables, list):
         mistakes.append(f"{at} must be a list of tables, not {shown(tables)}")
         return None
@@ -71,7 +71,7 @@ def read_tables(
 
 
 def unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[str]:
-    """A mistake for each name that is not valid, with the one that may have been meant."""
+    """Return a mistake for each name that is not valid, with the one that may have been meant."""
     mistakes = []
     for name in table:
         if name not in valid:
@@ -82,7 +82,7 @@ def unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[st
 
 
 def _near(name: str, valid: list[str]) -> str:
-    """The name that may have been meant; empty if none is near."""
+    """Return the name that may have been meant; empty if none is near."""
     return next(iter(difflib.get_close_matches(name, valid, n=1)), "")
 
 
@@ -95,7 +95,7 @@ def read_as(kind: type[_V], value: object, expected: str) -> _V:
 
 
 def shown(value: object) -> str:
-    """A value about as the file has it."""
+    """Return a value about as the file has it."""
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
@@ -109,7 +109,7 @@ def _reader(kind: Any) -> Callable[[object], Any]:
 
 
 def _in_words(kind: msgspec.inspect.Type) -> str:
-    """What values of a type look like in a file."""
+    """Return what values of a type look like in a file."""
     match kind:
         case msgspec.inspect.UnionType(types):  # a key that has no default is left out, not null
             return " or ".join(_in_words(each) for each in types if not isinstance(each, msgspec.inspect.NoneType))
@@ -129,7 +129,7 @@ def _in_words(kind: msgspec.inspect.Type) -> str:
 
 
 def size(value: object) -> int:
-    """Bytes of an int or of a text such as "1GiB" or "1.5 GiB". Raises ValueError."""
+    """Return bytes of an int or of a text such as "1GiB" or "1.5 GiB". Raises ValueError."""
     match read_as(int | str, value, _SIZE):  # type: ignore[arg-type]
         case int(count):
             pass

@@ -17,7 +17,8 @@ def check_device(device: torch.device | str) -> None:
 
 
 def device_memory(device: torch.device | str) -> tuple[int, int]:
-    """Bytes that are free now, and bytes in all. ZrtError unsupported: there is no such device."""
+    """Return bytes that are free now, and bytes in all. ZrtError unsupported: there is no such
+    device."""
     place = torch.device(device)
     if place.type == "cpu":
         return available_memory(), total_memory()
@@ -27,8 +28,8 @@ def device_memory(device: torch.device | str) -> tuple[int, int]:
 
 
 def device_lives(device: torch.device) -> bool:
-    """Whether it still does what it is told: after some errors a GPU does nothing more for this
-    process, and says so at every call."""
+    """Return whether it still does what it is told: after some errors a GPU does nothing more for
+    this process, and says so at every call."""
     if device.type == "cpu":
         return True
     for ask in (lambda: torch.cuda.current_stream(device).query(), lambda: torch.cuda.synchronize(device)):

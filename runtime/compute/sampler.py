@@ -83,8 +83,9 @@ class Sampler:
         return not self.adjusts and self.options.logprobs is None
 
     def knobs(self, position: int) -> tuple[float, ...]:
-        """What a device needs to pick the token at `position`: temperature, top_k, top_p, min_p,
-        and where in [0, 1) the draw falls. Of one that is not plain, those of a greedy one."""
+        """Return what a device needs to pick the token at `position`: temperature, top_k, top_p,
+        min_p, and where in [0, 1) the draw falls. Of one that is not plain, those of a greedy
+        one."""
         options = self.options
         if self.greedy or not self.plain:
             return GREEDY
@@ -107,8 +108,8 @@ class Sampler:
         return scores
 
     def pick(self, logits: Tensor, position: int) -> int:
-        """The token at `position`, from logits float32 [vocab]. ZrtError internal: what is asked
-        for leaves no finite logit."""
+        """Return the token at `position`, from logits float32 [vocab]. ZrtError internal: what is
+        asked for leaves no finite logit."""
         scores = self.adjust(logits, position)
         best, token = (part.item() for part in scores.max(dim=0))
         if not math.isfinite(best):
@@ -140,8 +141,8 @@ def pick(
     *,
     drawn: bool = False,
 ) -> list[Picked | ZrtError]:
-    """One token a row of logits float32 [rows, vocab]. `positions` are those of the tokens being
-    chosen, counted from 0 in their sequence.
+    """Return one token a row of logits float32 [rows, vocab]. `positions` are those of the tokens
+    being chosen, counted from 0 in their sequence.
 
     `best`, if it is known, is float64 [2, rows]: the greatest logit of each row and its token, or
     with `drawn` the token that a plain sampler picks.
@@ -190,7 +191,7 @@ def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> li
 
 
 def restrict(logits: Tensor, options: Sampling) -> tuple[Tensor, Tensor]:
-    """The tokens that may be drawn from logits [vocab], in the order of their ids, and their
+    """Return the tokens that may be drawn from logits [vocab], in the order of their ids, and their
     probabilities (float64, sum 1).
 
     All restrictions are thresholds, so tokens of equal logits are kept or dropped together.
@@ -209,7 +210,7 @@ def restrict(logits: Tensor, options: Sampling) -> tuple[Tensor, Tensor]:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits: BLAKE2b of the two."""
+    """Return a number in [0, 1) with 53 random bits: BLAKE2b of the two."""
     digest = hashlib.blake2b(seed.to_bytes(8, "little") + position.to_bytes(8, "little"), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
@@ -254,8 +255,8 @@ def _check(what: str, ids: Iterable[int], vocab: int) -> None:
 
 
 def _nucleus(scores: Tensor, top_p: float) -> float:
-    """The least score of top-p: a token stays while the tokens before it, by falling probability,
-    hold less than `top_p`."""
+    """Return the least score of top-p: a token stays while the tokens before it, by falling
+    probability, hold less than `top_p`."""
     log_total = scores.logsumexp(dim=0)
     for count in (*(guess for guess in TOP_P_GUESSES if guess < len(scores)), len(scores)):
         falling = scores.topk(count).values
@@ -267,7 +268,7 @@ def _nucleus(scores: Tensor, top_p: float) -> float:
 
 
 def _draw(probabilities: Tensor, u: float) -> int:
-    """The inverse of the cumulative distribution at `u`. In the order of token ids, where a
+    """Return the inverse of the cumulative distribution at `u`. In the order of token ids, where a
     rounding error moves an edge but swaps no two."""
     cumulative = probabilities.cumsum(0)
     index = torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True)

@@ -59,7 +59,7 @@ class ActorInfo(Struct):
 
 
 def pipeline_order(actor: ActorInfo) -> tuple[int, str]:
-    """How processes are sorted: by stage, those without one last, then by name."""
+    """Return how processes are sorted: by stage, those without one last, then by name."""
     return actor.stage if actor.stage >= 0 else 1 << 30, actor.name
 
 

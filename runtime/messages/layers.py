@@ -247,12 +247,12 @@ LayerTraffic = (
 
 
 def layer_name(index: int) -> str:
-    """What the documented messages call a block."""
+    """Return what the documented messages call a block."""
     return f"model.layers.{index}"
 
 
 def layer_index(name: str) -> int | None:
-    """The block that a layer's name means, None if it means none."""
+    """Return the block that a layer's name means, None if it means none."""
     head, _, number = name.rpartition(".")
     if head != "model.layers" or not (number.isascii() and number.isdigit()) or str(int(number[:9])) != number:
         return None

@@ -29,8 +29,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text of a chat of {role, content}, up to where the assistant goes on. Raises what the
-        template raises."""
+        """Return the text of a chat of {role, content}, up to where the assistant goes on. Raises
+        what the template raises."""
         return self._compiled.render(
             messages=[dict(message) for message in messages],
             tools=None,

@@ -54,8 +54,8 @@ class Detokenizer:
         return piece if self._clean is None else self._clean.push(piece)
 
     def finish(self) -> str:
-        """The text held back, an unfinished character as U+FFFD. Call it once, after the last
-        token."""
+        """Return the text held back, an unfinished character as U+FFFD. Call it once, after the
+        last token."""
         piece = self._pieces.finish()
         return piece if self._clean is None else self._clean.push(piece) + self._clean.finish()
 
@@ -125,7 +125,7 @@ class _Window:
         return self.finish()
 
     def finish(self) -> str:
-        """What the held tokens add; the last of them, or the end, closes a run of bytes."""
+        """Return what the held tokens add; the last of them, or the end, closes a run of bytes."""
         window = self._context + self._held
         before, whole = self._backend.decode(self._context), self._backend.decode(window)
         self._context, self._held = window[-WINDOW:], []

@@ -40,13 +40,13 @@ class StopMatcher:
         return text[:end]
 
     def finish(self) -> str:
-        """The text held back, now that no more comes."""
+        """Return the text held back, now that no more comes."""
         held, self._held = self._held, ""
         return held
 
     def _beginning(self, text: str) -> int:
-        """Where the longest end of `text` starts that is the beginning of a stop string; its length
-        if there is none."""
+        """Return where the longest end of `text` starts that is the beginning of a stop string; its
+        length if there is none."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stops):
                 return start

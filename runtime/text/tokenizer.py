@@ -63,8 +63,8 @@ class Tokenizer:
             raise ZrtError("bad_model", f"the tokenizer of {folder} does not load: {error}") from error
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The ids of a chat of {role, content}, ready for the assistant's turn, by the model's own
-        template.
+        """Return the ids of a chat of {role, content}, ready for the assistant's turn, by the
+        model's own template.
 
         BOS stands first exactly once where the model wants it, whether or not its template writes
         it. Errors: bad_request, when there is nothing to say, no template, or the template raises.
@@ -83,8 +83,8 @@ class Tokenizer:
         return ids
 
     def encode_raw(self, text: str) -> list[int]:
-        """The ids of `text` as it is, with the special tokens that the tokenizer adds. BOS is not
-        doubled when the text begins with it. Errors: bad_request on an empty text."""
+        """Return the ids of `text` as it is, with the special tokens that the tokenizer adds. BOS
+        is not doubled when the text begins with it. Errors: bad_request on an empty text."""
         if not text:
             raise ZrtError("bad_request", "the prompt is empty")
         ids = self._encode(text, special=True)
@@ -98,7 +98,8 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without special tokens. Ids outside of the vocabulary have no text."""
+        """Return the text of `ids` without special tokens. Ids outside of the vocabulary have no
+        text."""
         text = self.backend.decode(list(ids), skip_special_tokens=True)
         return clean_up(text) if self.cleans_up else text
 

@@ -71,7 +71,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _token(value: str | dict[str, Any], special: bool = True) -> tokenizers.AddedToken:
-    """A token as the files write it: its text, or a table of what AddedToken takes."""
+    """Return a token as the files write it: its text, or a table of what AddedToken takes."""
     if isinstance(value, str):
         return tokenizers.AddedToken(value, special=special, normalized=False)
     flags = {name: bool(value.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
@@ -79,7 +79,7 @@ def _token(value: str | dict[str, Any], special: bool = True) -> tokenizers.Adde
 
 
 def _template(file: Path, said: Any) -> str | None:
-    """The template of the file, else of the settings, where there may be several by name."""
+    """Return the template of the file, else of the settings, where there may be several by name."""
     if file.is_file():
         return file.read_text(encoding="utf-8")
     if isinstance(said, list):

@@ -48,7 +48,7 @@ class FloodGuard:
         return bool(self._queues)
 
     def pop(self) -> Frames:
-        """The next message; there must be one."""
+        """Return the next message; there must be one."""
         peer = next(iter(self._queues))
         queue = self._queues.pop(peer)
         frames, size = queue.waiting.popleft()
@@ -81,8 +81,8 @@ class FloodGuard:
         return most
 
     def refuses(self, frames: Frames, last: zmq.Frame) -> bool:
-        """Whether a message that was read is part of a flood, and so comes to nothing. `last` is
-        its last frame, which knows its connection."""
+        """Return whether a message that was read is part of a flood, and so comes to nothing.
+        `last` is its last frame, which knows its connection."""
         flood = self._floods.get(bytes(frames[0])) if self._floods else None
         if flood is None:
             return False

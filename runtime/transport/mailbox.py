@@ -107,7 +107,8 @@ class Mailbox:
         return there
 
     def behind(self, peer: bytes = b"") -> bool:
-        """Whether libzmq has yet to take messages for this peer, or to let go of large ones."""
+        """Return whether libzmq has yet to take messages for this peer, or to let go of large
+        ones."""
         outbox = self._outboxes.get(peer)
         return outbox is not None and not outbox.idle
 
@@ -245,8 +246,8 @@ class Mailbox:
                 break
 
     def _receive(self) -> Frames | None:
-        """The next message from the socket, None if there is none, or none for now among what a
-        flood left."""
+        """Return the next message from the socket, None if there is none, or none for now among
+        what a flood left."""
         receive = self._socket.recv
         for _ in range(TURN):
             if not readable(self._socket):  # a fifth of what EAGAIN's exception costs

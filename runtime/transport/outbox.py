@@ -43,7 +43,7 @@ class Outbox:
         return not (self._waiting or self._lent or self.waiters)
 
     def takes(self, size: int) -> bool:
-        """Whether a message of `size` bytes still fits."""
+        """Return whether a message of `size` bytes still fits."""
         return self._fits(size, MESSAGES, BYTES)
 
     @property

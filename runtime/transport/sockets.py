@@ -75,7 +75,8 @@ class Sockets:
             raise _not_made(error) from None
 
     def router(self, listen: str, advertise: str | None, *, limit: int) -> tuple[Socket, str]:
-        """A bound ROUTER and the endpoint others connect to. Port 0 becomes the port that was free.
+        """Return a bound ROUTER and the endpoint others connect to. Port 0 becomes the port that
+        was free.
 
         `advertise` (tcp://host or tcp://host:port) replaces what `listen` names, for peers that
         reach this host by another name; a port it leaves out is the one bound. Frames over `limit`
@@ -114,7 +115,7 @@ class Sockets:
             raise
 
     def dealer(self, routing_id: bytes, endpoint: str, *, limit: int) -> tuple[Socket, Socket]:
-        """A DEALER that connects to `endpoint`, and the PAIR on which libzmq reports the
+        """Return a DEALER that connects to `endpoint`, and the PAIR on which libzmq reports the
         connection's events.
 
         ZrtError bad_config: not an endpoint; internal: no descriptor is left.
@@ -186,13 +187,13 @@ class Sockets:
 
 
 def descriptor(socket: Socket) -> int:
-    """The descriptor a loop watches for a socket."""
+    """Return the descriptor a loop watches for a socket."""
     return cast(int, socket.getsockopt(zmq.FD))
 
 
 def readable(socket: Socket) -> bool:
-    """Whether a message waits. Asking lets libzmq look at what it has been told, so it is not told
-    again."""
+    """Return whether a message waits. Asking lets libzmq look at what it has been told, so it is
+    not told again."""
     return bool(cast(int, socket.get(_EVENTS)) & _POLLIN)
 
 

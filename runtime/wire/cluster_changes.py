@@ -22,8 +22,8 @@ T = TypeVar("T", bound=Struct)
 
 
 def between(old: Cluster, new: Cluster) -> Changes:
-    """What is different in `new`. All of its `happened` is news; `id` and `serial` are the caller's
-    to set."""
+    """Return what is different in `new`. All of its `happened` is news; `id` and `serial` are the
+    caller's to set."""
     actors: dict[str, dict[str, Any] | None] = {}
     known = {actor.name: actor for actor in old.actors}
     for actor in new.actors:
@@ -54,7 +54,7 @@ def _fields(old: Struct | None, new: Struct, names: tuple[str, ...]) -> dict[str
 
 
 def _gaps(old: list[float], new: list[float], tokens: int) -> dict[str, list[float]]:
-    """The gaps of the last `tokens` tokens, if the others are the old ones; else all."""
+    """Return the gaps of the last `tokens` tokens, if the others are the old ones; else all."""
     fresh = new[-tokens:] if tokens > 0 else []
     return {"new_gaps_ms": fresh} if [*old, *fresh][-GAPS:] == new else {"gaps_ms": new}
 
@@ -67,8 +67,8 @@ class Snapshots:
         self._serial = 0
 
     def take(self, event: Cluster | Changes) -> Cluster | None:
-        """The cluster after this event; None if events before it were missed, so that none can be
-        made until a `cluster` comes.
+        """Return the cluster after this event; None if events before it were missed, so that none
+        can be made until a `cluster` comes.
 
         Processes and sessions that did not change are the same objects as before. ZrtError
         bad_request: the changes are none to this cluster.
@@ -113,7 +113,7 @@ def _applied(last: Cluster, event: Changes) -> Cluster:
 
 
 def _changed(last: T | None, fields: Mapping[str, Any], kind: type[T]) -> T:
-    """A copy with these fields, checked."""
+    """Return a copy with these fields, checked."""
     if last is None:
         return msgspec.convert(fields, kind)
     made = msgspec.structs.replace(last)

@@ -52,13 +52,13 @@ def _peek(decoder: Decoder[_Read], frame: memoryview) -> _Read | None:
 
 
 def bad_header(error: Exception) -> WireError:
-    """Why a header frame did not decode."""
+    """Return why a header frame did not decode."""
     return WireError("bad_request", _explain("header", error, _HEADER_PATH))
 
 
 def bad_tagged(what: str, error: Exception, frame: memoryview, union: Any) -> WireError:
-    """Why a map with a `type` did not decode as one of `union`: a `type` that nobody knows, or the
-    field at fault."""
+    """Return why a map with a `type` did not decode as one of `union`: a `type` that nobody knows,
+    or the field at fault."""
     named = _peek(_named, frame)
     id = named.id if named else ""
     tag = _peek(_tag, frame)

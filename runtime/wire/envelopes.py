@@ -37,8 +37,8 @@ _control: Final[Decoder[ControlMessage]] = Decoder(ControlMessage)
 
 
 def encode(header: Header, body: Body) -> list[bytes | memoryview]:
-    """The frames of one message; sets `header.body`. ZrtError too_large if a frame would exceed its
-    limit.
+    """Return the frames of one message; sets `header.body`. ZrtError too_large if a frame would
+    exceed its limit.
 
     The first two are fresh; a data frame shares the memory of `body.data`, which stays untouched
     until it is sent.
@@ -68,8 +68,8 @@ def encode(header: Header, body: Body) -> list[bytes | memoryview]:
 
 
 def decode(frames: "Sequence[Buffer]") -> tuple[Header, Body]:
-    """One message of two or three frames. Its tensor data is a slice of the frame that carried it,
-    not a copy.
+    """Return one message of two or three frames. Its tensor data is a slice of the frame that
+    carried it, not a copy.
 
     WireError bad_request: not decodable, another protocol version, or steps, shape, dtype and data
     that do not agree; unknown_op: no such schema or control message; too_large.

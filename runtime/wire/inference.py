@@ -18,7 +18,7 @@ LAST_POSITION: Final = 2**32 - 1
 
 
 def decode_inference(frame: "Buffer") -> InferenceRequest:
-    """A bare request: u32-LE token ids of shape [n], or f16-LE hidden states of shape [1, n,
+    """Return a bare request: u32-LE token ids of shape [n], or f16-LE hidden states of shape [1, n,
     hidden], n >= 1.
 
     Whatever KwaaiNet's own decoder takes is taken (see codecs/kwaai.py), then shape, data and
@@ -40,8 +40,8 @@ def decode_inference(frame: "Buffer") -> InferenceRequest:
 
 
 def encode_inference(request: InferenceRequest, *, array: bool = False) -> bytes:
-    """A bare request, for a block server or a KwaaiNet node. Both read bin; `array` writes the
-    documented integers.
+    """Return a bare request, for a block server or a KwaaiNet node. Both read bin; `array` writes
+    the documented integers.
 
     ZrtError too_large."""
     check_room(memoryview(request.data).nbytes, MAX_FRAME)
@@ -49,13 +49,13 @@ def encode_inference(request: InferenceRequest, *, array: bool = False) -> bytes
 
 
 def encode_response(response: InferenceResponse, *, array: bool = False) -> bytes:
-    """A bare reply; `array` as in `encode_inference`. ZrtError too_large."""
+    """Return a bare reply; `array` as in `encode_inference`. ZrtError too_large."""
     check_room(memoryview(response.data).nbytes, MAX_FRAME)
     return written(kwaai.write(response, array=array), MAX_FRAME)
 
 
 def decode_response(frame: "Buffer") -> InferenceResponse:
-    """A bare reply. `data` is a slice of the frame where it is bin; it is not compared with
+    """Return a bare reply. `data` is a slice of the frame where it is bin; it is not compared with
     `shape`. WireError bad_request, too_large."""
     try:
         return kwaai.read_response(view_of(frame, MAX_FRAME))

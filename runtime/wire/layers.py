@@ -31,12 +31,12 @@ _layers: Final[Decoder[LayerTraffic]] = Decoder(LayerTraffic)
 
 
 def encode_layers(message: LayerTraffic) -> bytes:
-    """A bare message. ZrtError too_large."""
+    """Return a bare message. ZrtError too_large."""
     return written(write_layers(message), MAX_FRAME)
 
 
 def decode_layers(frame: "Buffer") -> LayerTraffic:
-    """A bare message, whose tensor is as large as its shape says. WireError bad_request,
+    """Return a bare message, whose tensor is as large as its shape says. WireError bad_request,
     unknown_op, too_large."""
     message = _read_layer_message(view_of(frame, MAX_FRAME))
     _check_raw(message)
@@ -44,7 +44,7 @@ def decode_layers(frame: "Buffer") -> LayerTraffic:
 
 
 def raw_tensor(message: LayerTraffic) -> RawTensor | Tensor | None:
-    """The tensor that a message carries."""
+    """Return the tensor that a message carries."""
     match message:
         case SingleOp() | Batch():
             return message.x
@@ -61,7 +61,7 @@ def write_layers(message: LayerTraffic) -> bytes:
 
 
 def hollow(message: LayerTraffic) -> "tuple[LayerTraffic, list[bytes | memoryview]]":
-    """The message with its data in a frame of its own, where it is large."""
+    """Return the message with its data in a frame of its own, where it is large."""
     carrier = message if isinstance(message, ModelDataChunk) else raw_tensor(message)
     if carrier is None or memoryview(carrier.data).nbytes < INLINE:
         return message, []
@@ -106,7 +106,7 @@ def _read_layer_message(frame: memoryview) -> LayerTraffic:
 
 
 def _check_raw(message: LayerTraffic) -> RawTensor | Tensor | None:
-    """A known dtype, and as many bytes as the shape says."""
+    """Return a known dtype, and as many bytes as the shape says."""
     raw = raw_tensor(message)
     if raw is None:
         return None

@@ -24,14 +24,14 @@ own. Reading more, value by value, takes long."""
 
 
 def octets(data: memoryview) -> memoryview:
-    """The same memory as flat bytes."""
+    """Return the same memory as flat bytes."""
     if data.format == "B" and data.ndim == 1:
         return data
     return data.cast("B") if data.nbytes else memoryview(b"")
 
 
 def view_of(frame: "Buffer", limit: int) -> memoryview:
-    """A frame that came, as flat bytes. WireError too_large."""
+    """Return a frame that came, as flat bytes. WireError too_large."""
     view = octets(memoryview(frame))
     if len(view) > limit:
         raise WireError("too_large", f"a frame of {len(view)} bytes, the limit is {limit}")

@@ -32,7 +32,7 @@ def decode_rank_response(frame: "Buffer") -> WorkerResponse:
 
 
 def encode_rank(message: WorkerRequest | WorkerResponse) -> bytes:
-    """A bare request or response. ZrtError too_large."""
+    """Return a bare request or response. ZrtError too_large."""
     return written(helexa.write(message), MAX_FRAME)
 
 

@@ -141,8 +141,8 @@ class Pipeline:
         return f"stage {stage} (blocks {seats[0].first}-{seats[0].last}) is lost: {reasons[-1]}"
 
     def _may_take(self, name: str, stage: int) -> bool:
-        """Whether a process that is awaited (again) may take a seat of this stage: it does, unless
-        a seat of its own name is empty elsewhere."""
+        """Return whether a process that is awaited (again) may take a seat of this stage: it does,
+        unless a seat of its own name is empty elsewhere."""
         if name in self._records or name in self._lost:
             return False
         own = [seat.stage for seat in self._placement.empty() if seat.name == name]

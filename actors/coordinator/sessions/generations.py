@@ -199,8 +199,8 @@ class Generations:
             self._tending = None
 
     def _expected(self, generation: Generation) -> bool:
-        """Whether something should come of a generation: it neither waits for its turn nor is
-        parked."""
+        """Return whether something should come of a generation: it neither waits for its turn nor
+        is parked."""
         return generation.session.state is not SessionState.PARKED and self._admission.place(generation.id) is None
 
     def _tend_stalled(self, generation: Generation, seconds: float) -> None:

@@ -41,7 +41,7 @@ COMMANDS: Final = {
 }
 """What `zrt --help` says of each command, by the name of the command and, but for IN_ANOTHER_FILE,
 of its file."""
-IN_ANOTHER_FILE: Final = {"undrain": ("drain", "Undrain")}
+IN_ANOTHER_FILE: Final = {"undrain": ("drain", "UndrainCommand")}
 """Commands that belong together with another: its file, and their class there."""
 
 

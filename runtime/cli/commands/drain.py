@@ -60,7 +60,7 @@ def _drained(event: Drained) -> str:
     return f"zrt: {event.name} is {event.state}: {', '.join(told) or 'no session ran there'}"
 
 
-class Undrain:
+class UndrainCommand:
     """The command that takes a drain back."""
 
     DESCRIPTION = "Let a drained block server serve again."

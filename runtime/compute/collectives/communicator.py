@@ -56,7 +56,7 @@ class Communicator(ABC):
         no CUDA graph holds an operation any more."""
 
     def sum_of_ones(self) -> int:
-        """What all ranks add up to when each says 1: their number, if the group works."""
+        """Return what all ranks add up to when each says 1: their number, if the group works."""
         one = torch.ones(1, dtype=torch.int32, device=self.device)
         self.all_reduce(one)
         return int(one)

@@ -44,7 +44,7 @@ class _UniqueId(ctypes.Structure):
 
 @cache
 def _library() -> Any:
-    """The NCCL that torch has loaded."""
+    """Return the NCCL that torch has loaded."""
     # All ranks are on this machine, so that nobody else need reach them.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     library = ctypes.CDLL("libnccl.so.2")
@@ -68,8 +68,8 @@ def _library() -> Any:
 
 
 def unique_id() -> bytes:
-    """What the ranks of a new group find each other by; the process that asks waits for them in a
-    thread of NCCL's."""
+    """Return what the ranks of a new group find each other by; the process that asks waits for them
+    in a thread of NCCL's."""
     own = _UniqueId()
     _check(_library().ncclGetUniqueId(byref(own)), "nccl_init_failed", "no group can be formed here")
     return bytes(own.bytes)

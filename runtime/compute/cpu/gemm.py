@@ -48,8 +48,8 @@ _VECTOR: Final = ir.VectorType(_F32, LANES)
 
 
 def _tile(rows: int, panels: int, fetched: tuple[int, ...] = (), ahead: int = 0) -> Any:
-    """A native function: out = start + x wᵀ for so many rows and panels. `fetched` are those of the
-    next panels to call into the cache; `ahead`: call what is so many bytes further on.
+    """Return a native function: out = start + x wᵀ for so many rows and panels. `fetched` are those
+    of the next panels to call into the cache; `ahead`: call what is so many bytes further on.
 
     Addresses and strides are in bytes: w, bytes of a panel, x, its row stride, inputs, start, its
     row stride, its panel stride, out, its row stride.
@@ -213,7 +213,8 @@ _NOTHING: Final = torch.zeros(LANES)
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether a weight [out, in] can be packed, all but the outputs beyond the last whole panel."""
+    """Return whether a weight [out, in] can be packed, all but the outputs beyond the last whole
+    panel."""
     return take(weight) and weight.is_contiguous() and weight.shape[0] >= LANES and weight.shape[1] % UNROLL == 0
 
 

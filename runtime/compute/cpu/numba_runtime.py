@@ -91,7 +91,8 @@ ONE: Final = np.float32(1)
 
 
 def kernel(function: Callable[[Any], None]) -> Any:
-    """A native function of one array of int64 (see `run`), compiled now, or as it was kept."""
+    """Return a native function of one array of int64 (see `run`), compiled now, or as it was
+    kept."""
     if _KEPT:
         for _ in range(2):
             try:
@@ -113,7 +114,7 @@ def _forget(name: str) -> None:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def floats(typing: Any, address: Any) -> Any:
-    """The float32 numbers at an address."""
+    """Return the float32 numbers at an address."""
     signature = types.CPointer(types.float32)(types.int64)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -124,7 +125,7 @@ def floats(typing: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def integers(typing: Any, address: Any) -> Any:
-    """The int64 numbers at an address."""
+    """Return the int64 numbers at an address."""
     signature = types.CPointer(types.int64)(types.int64)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -182,7 +183,7 @@ _parallel: Final = _runtime()
 
 
 def take(tensor: Tensor) -> bool:
-    """Whether the kernels take a weight, a cache or an activation such as this."""
+    """Return whether the kernels take a weight, a cache or an activation such as this."""
     return _parallel is not None and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 

@@ -30,7 +30,7 @@ the host's memory."""
 
 @cache
 def _driver() -> Any:
-    """The driver that torch has loaded."""
+    """Return the driver that torch has loaded."""
     driver = ctypes.CDLL("libcuda.so.1")
     for name in ("cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2"):
         getattr(driver, name).argtypes = [c_void_p, c_uint64, c_uint32, c_uint]
@@ -99,7 +99,8 @@ def sample(count: int) -> Tensor:
 
 
 def _copied(rows: Tensor, to: Tensor) -> int:
-    """How many numbers of 16 bits are a kernel's to copy: none where a copy engine does it."""
+    """Return how many numbers of 16 bits are a kernel's to copy: none where a copy engine does
+    it."""
     if rows.nbytes <= _MOST:
         return rows.nbytes // 2
     to.copy_(rows, non_blocking=True)

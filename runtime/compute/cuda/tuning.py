@@ -52,8 +52,8 @@ class Tuning:
         self._version = f"triton {triton.__version__}"
 
     def shape(self, what: str, weights: Sequence[Tensor], run: Run, *, gate: bool = False) -> Product:
-        """The best shape for products with these weights, all of one size, which `what` tells from
-        others of that size."""
+        """Return the best shape for products with these weights, all of one size, which `what`
+        tells from others of that size."""
         outputs, inputs = weights[0].shape
         key = f"{self._version}, {what} {outputs} x {inputs} {str(weights[0].dtype).removeprefix('torch.')}"
         known = self._read()
@@ -95,7 +95,7 @@ def worth_trying(weight: Tensor) -> bool:
 
 
 def _time(weights: Sequence[Tensor], shape: Product, run: Run) -> float:
-    """What the products of all blocks take one after the other, as in a token's graph; their
+    """Return what the products of all blocks take one after the other, as in a token's graph; their
     weights come from memory, not from a cache."""
     run(weights[0], shape)  # compiles
     torch.cuda.current_stream().synchronize()

@@ -27,8 +27,8 @@ class Workspace:
         self._views: dict[int, Views] = {}
 
     def views(self, rows: int) -> "Views":
-        """The views of the first `rows` rows. Whatever was in the buffers is lost at the next
-        call."""
+        """Return the views of the first `rows` rows. Whatever was in the buffers is lost at the
+        next call."""
         if rows > self._capacity:
             self._grow(rows)
         if rows not in self._views:

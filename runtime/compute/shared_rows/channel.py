@@ -185,7 +185,7 @@ class Inlet:
             self._memory.words[LAST] = expected
 
     def is_void(self, place: int) -> bool:
-        """Whether what this place has is void: to be asked once the device has read it."""
+        """Return whether what this place has is void: to be asked once the device has read it."""
         return self.broken or bool(self._memory.words[self._memory.void(place)])
 
     def copy(self, place: int, turn: int, number: int, first: int, to: Tensor, void: Tensor) -> None:

@@ -118,7 +118,7 @@ class RowRing:
                 raise ZrtError("unsupported", "this device does not write into shared memory, or reads something else")
 
     def rows(self, place: int, first: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The rows from `first` on in this place, for the device to copy."""
+        """Return the rows from `first` on in this place, for the device to copy."""
         self.open()
         size = dtype.itemsize * int(np.prod(shape))
         start = PAGE + place * self._place_bytes + first * size // max(1, shape[0])

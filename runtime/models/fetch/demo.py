@@ -49,8 +49,8 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 def demo_folder(home: Path, progress: Progress = ignore) -> Path:
-    """The folder of the demo model below `home`, made if it is not there. Errors: bad_model, naming
-    the way out."""
+    """Return the folder of the demo model below `home`, made if it is not there. Errors: bad_model,
+    naming the way out."""
     final = home / "models" / NAME
     if final.is_dir():
         return final

@@ -31,7 +31,7 @@ class Growth:
         self._grew = time.monotonic()
 
     def look(self) -> int:
-        """The bytes that are there now."""
+        """Return the bytes that are there now."""
         size = 0
         for parent, _, names in os.walk(self._folder):
             for name in names:

@@ -16,7 +16,7 @@ WAYS: Final = f"a model is the demo {DEMO}, a folder, or a hub id such as owner/
 
 
 def resolve(ref: str, *, zrt_home: Path | None = None, weights: bool = True, progress: Progress = ignore) -> Path:
-    """The folder that holds the model called `ref`, fetched into a cache if need be.
+    """Return the folder that holds the model called `ref`, fetched into a cache if need be.
 
     Blocks on disk and network. `weights=False` is for random weights: from the hub it fetches all
     but the weights. Errors: bad_model, with the ref and the ways out; within 10 s if there is no

@@ -85,8 +85,8 @@ HEAD: Final = MessageTable("head", (*_SHARED, PackedChunk, ModelDataDone, ModelD
 
 
 def write(message: Struct, table: MessageTable) -> bytes:
-    """One frame. ValueError: the table has no such message, or a number or the payload is too
-    large."""
+    """Return one frame. ValueError: the table has no such message, or a number or the payload is
+    too large."""
     kind = type(message)
     if kind not in table.messages:
         raise ValueError(f"{kind.__name__} is not a message of the {table.name} table")
@@ -100,7 +100,8 @@ def write(message: Struct, table: MessageTable) -> bytes:
 
 
 def payload_size(header: bytes | memoryview) -> int:
-    """How many bytes follow a frame's header. Undecodable: not one, or more than MAX_PAYLOAD."""
+    """Return how many bytes follow a frame's header. Undecodable: not one, or more than
+    MAX_PAYLOAD."""
     if len(header) < HEADER_BYTES:
         raise Undecodable(f"header: expected {HEADER_BYTES} bytes, got {len(header)}")
     magic, size = int.from_bytes(header[:4], "big"), int.from_bytes(header[4:8], "big")
@@ -112,8 +113,8 @@ def payload_size(header: bytes | memoryview) -> int:
 
 
 def read(frame: bytes | memoryview, table: MessageTable) -> tuple[Struct, int]:
-    """The first message of a buffer and how many bytes it takes; its data is a slice of the buffer.
-    Undecodable: not all there, or not one."""
+    """Return the first message of a buffer and how many bytes it takes; its data is a slice of the
+    buffer. Undecodable: not all there, or not one."""
     view = memoryview(frame)
     end = HEADER_BYTES + payload_size(view[:HEADER_BYTES])
     if len(view) < end:
@@ -122,7 +123,7 @@ def read(frame: bytes | memoryview, table: MessageTable) -> tuple[Struct, int]:
 
 
 def read_payload(payload: memoryview, table: MessageTable) -> Struct:
-    """What follows a frame's header. Undecodable."""
+    """Return what follows a frame's header. Undecodable."""
     reader = _Reader(payload)
     tag = reader.unsigned(4)
     if tag >= len(table.messages):
@@ -138,7 +139,7 @@ def read_payload(payload: memoryview, table: MessageTable) -> Struct:
 
 
 def proof(key: bytes, nonce: bytes) -> bytes:
-    """What shows a peer, before any frame, that we hold the cluster's key: the answer to its
+    """Return what shows a peer, before any frame, that we hold the cluster's key: the answer to its
     32-byte nonce.
 
     The master begins with its nonce; the worker sends its proof of that and a nonce of its own; the

@@ -124,7 +124,7 @@ def _check(text: str) -> None:
 
 
 def _positional(values: list[Any], structs: _Structs) -> _Object:
-    """An array as the object it stands for."""
+    """Return an array as the object it stands for."""
     op = values[0] if values else None
     struct = structs.get(op) if isinstance(op, str) else None
     names = ("op", *(struct.__struct_fields__ if struct is not None else ()))

@@ -30,8 +30,8 @@ _response: Final = msgspec.msgpack.Decoder(InferenceResponse)
 
 
 def write(message: InferenceRequest | InferenceResponse, *, array: bool = False) -> bytes:
-    """One message, keys in declaration order, integers in the shortest form; `data` as bin, or with
-    `array` as documented: integers."""
+    """Return one message, keys in declaration order, integers in the shortest form; `data` as bin,
+    or with `array` as documented: integers."""
     if not array:
         return _encoder.encode(message)
     return _encoder.encode({**msgspec.structs.asdict(message), "data": list(bytes(message.data))})
@@ -101,7 +101,7 @@ def _field(walker: Walker, name: str, readers: Readers) -> object:
 
 
 def _key(walker: Walker, names: list[str]) -> str | None:
-    """Which field a map's key names, by name or index; None for a key that is nobody's."""
+    """Return which field a map's key names, by name or index; None for a key that is nobody's."""
     family, number = walker.head()
     if family == "unsigned":
         return names[number] if number < len(names) else None
@@ -112,7 +112,7 @@ def _key(walker: Walker, names: list[str]) -> str | None:
 
 
 def _variant(walker: Walker, names: list[str]) -> str:
-    """An enum's name: as str, bin or index, or as a map {one of these: nil}."""
+    """Return an enum's name: as str, bin or index, or as a map {one of these: nil}."""
     family, number = walker.head()
     wrapped = family == "map"
     if wrapped:

@@ -65,7 +65,7 @@ class Walker:
         self._values = 0
 
     def take(self, count: int) -> memoryview:
-        """The next `count` bytes, not copied."""
+        """Return the next `count` bytes, not copied."""
         end = self.pos + count
         if end > len(self.data):
             raise Undecodable(f"{count} bytes announced, {len(self.data) - self.pos} left")
@@ -73,8 +73,8 @@ class Walker:
         return self.data[start:end]
 
     def head(self) -> tuple[Family, int]:
-        """The next value's family with its number, length in bytes, or count of items; what follows
-        is left to the caller."""
+        """Return the next value's family with its number, length in bytes, or count of items; what
+        follows is left to the caller."""
         self._values += 1
         if self._values > MAX_VALUES:
             raise Undecodable(f"more than {MAX_VALUES} values")
@@ -127,7 +127,7 @@ class Walker:
             open_[-1] -= 1
 
     def unsigned(self, limit: int) -> int:
-        """An integer in 0..limit, in any width, signed forms included."""
+        """Return an integer in 0..limit, in any width, signed forms included."""
         family, number = self.head()
         if family not in ("unsigned", "signed"):
             raise Undecodable(f"expected an integer, got {family}")
