@@ -5,19 +5,19 @@ The files here are the base that every room may import:
 - errors.py: errors as values: kind, message, where
 - endpoints.py: endpoints as people write them
 - formatting.py: amounts in words
-- version.py: which release of zrt this is
-- paths.py: where zrt keeps what it keeps on this machine
-- exit.py: leaving a process, whatever threads still run
+- version.py: the release of zrt that runs
+- paths.py: the folder of zrt's files on this machine
+- exit.py: the end of a process that does not wait for its threads
 - host_memory.py: memory of this machine that a new process may take
-- watchdog.py: calls that block, left when they take too long
-- page_keys.py: names of KV pages by the tokens they hold
+- watchdog.py: blocking calls, given up when they take too long
+- page_keys.py: keys of KV pages by the tokens they hold
 
 The rooms, from the bottom of the import order up:
 
 - messages/: every message, grouped by who receives it
 - wire/: messages as bytes, and back
 - text/: text and token ids
-- process/: child processes: started, watched, logged
+- process/: child processes and their logs
 - transport/: ZeroMQ sockets
 - models/: models as files; no torch
 - convert/: conversion of other weight formats; needs torch
@@ -39,8 +39,8 @@ __all__ = ["Client", "ZrtError"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the client for those who ask for it: a child that has yet to hold its lifeline should
-    not wait for that."""
+    """Import `Client` only when it is asked for: a child process that has yet to hold its lifeline
+    should not wait for that import."""
     if name == "Client":
         from zrt.runtime.client.client import Client
 

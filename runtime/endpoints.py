@@ -12,10 +12,10 @@ _ENDPOINT: Final = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]@?#]+))
 
 
 def split_endpoint(text: str) -> tuple[str, int]:
-    """Return host and port of "tcp://HOST[:PORT]"; no port, or "*", is 0.
+    """Return host and port of "tcp://HOST[:PORT]"; the port is 0 where it is missing or "*".
 
-    An IPv6 host stands in brackets, which are taken off; a host "*" reads "0.0.0.0". Raises
-    ZrtError bad_config.
+    An IPv6 host is returned without its brackets, the host "*" as "0.0.0.0". Raises ZrtError
+    bad_config.
     """
     match = _ENDPOINT.fullmatch(text)
     port = 0 if match is None or match[3] in (None, "*") else int(match[3])
@@ -26,8 +26,8 @@ def split_endpoint(text: str) -> tuple[str, int]:
 
 
 def endpoint(text: str) -> tuple[str, int]:
-    """Return host, as it is written, and port of an endpoint that names its port in digits.
-    Raises ValueError."""
+    """Return the host, as written, and the port of an endpoint whose port is a number. Raises
+    ValueError."""
     match = _ENDPOINT.fullmatch(text)
     if match is None or match[3] in (None, "*") or int(match[3]) > 65535:
         raise ValueError(f'{text!r} is no endpoint; write tcp://HOST:PORT, such as "tcp://127.0.0.1:7411"')
@@ -35,7 +35,7 @@ def endpoint(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches `host`."""
+    """Return whether `host` can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -43,7 +43,8 @@ def is_loopback(host: str) -> bool:
 
 
 def advertised(text: str) -> tuple[str, int]:
-    """Return host and port (0: not given) of what others are to connect to. Raises ValueError."""
+    """Return the host and port (0: not given) that others are told to connect to. Raises
+    ValueError."""
     try:
         host, port = split_endpoint(text)
     except ZrtError:
@@ -54,7 +55,8 @@ def advertised(text: str) -> tuple[str, int]:
 
 
 def port_unknown(advertise: str | None, listen: str) -> str:
-    """Return what is wrong if a port is advertised although any is listened on, else ""."""
+    """Return an error message if `advertise` names a port while `listen` leaves its port to the
+    system, else ""."""
     if advertise is None or not advertised(advertise)[1] or endpoint(listen)[1]:
         return ""
     return f"{advertise} names a port, but {listen} leaves its own to the system: leave out the one, or name the other"

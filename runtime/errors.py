@@ -1,5 +1,5 @@
-"""Errors are values: one exception that carries `(kind, message, where)`, the three fields every
-error message has on the wire."""
+"""zrt's errors: one exception that carries `(kind, message, where)`, the three fields every error
+message has on the wire."""
 
 from typing import Final, Literal, Self, cast, get_args
 
@@ -38,8 +38,8 @@ MEMORY: Final[frozenset[Kind]] = frozenset({"insufficient_memory", "insufficient
 
 
 class ZrtError(Exception):
-    """A failure with a name. Code branches on `kind`; `message` is for people and names the thing
-    and the way out.
+    """A failure with a kind. Code branches on `kind`; `message` tells people what failed and what
+    to do.
 
     `where` is the actor or file that failed, empty when the message already says it.
     """
@@ -52,14 +52,14 @@ class ZrtError(Exception):
 
     @classmethod
     def of(cls, kind: str, message: str, where: str = "") -> Self:
-        """Return an error as it came over the wire; a kind that is not known here becomes
+        """Return an error that came over the wire; a kind that is not known here becomes
         `internal`."""
         return cls(cast(Kind, kind if kind in KINDS else "internal"), message, where)
 
     def anew(self) -> "ZrtError":
-        """Return the same, raised by nobody yet. What is kept, or told to several, is raised so: a
-        traceback grows with every raise, and keeps alive whatever was at work in each.
-        """
+        """Return a copy of this error that was never raised. An error that is kept, or told to
+        several, is raised as a copy: a traceback grows with every raise, and keeps everything in
+        its frames alive."""
         return ZrtError(self.kind, self.message, self.where)
 
     def __str__(self) -> str:

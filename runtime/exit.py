@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 def leave(status: int) -> NoReturn:
-    """Exit now with `status`, whatever threads still run, with all that was written flushed."""
+    """Flush the output and exit with `status`, whatever threads still run."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or nobody reads it any more

@@ -1,4 +1,4 @@
-"""How many of something, in words."""
+"""Amounts in words."""
 
 
 def counted(number: int, noun: str) -> str:

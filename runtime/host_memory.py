@@ -9,13 +9,13 @@ from typing import Final
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 RECLAIMED: Final = ("inactive_file", "active_file", "slab_reclaimable")
-"""What a control group is charged for and the kernel takes back when memory is asked for, by its
-names in memory.stat."""
+"""The names in memory.stat of what a control group is charged for, but the kernel takes back when
+memory is asked for."""
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return bytes that can be had without swapping: MemAvailable, or what the tightest control
-    group above this process leaves.
+    """Return the bytes that can be had without swapping: MemAvailable, or less where a control
+    group of this process has less left.
 
     Sources: proc(5), cgroups(7); version 2 groups are limited by memory.max and memory.high,
     version 1 by memory.limit_in_bytes. `root` is where the file system begins.
@@ -24,13 +24,13 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Return bytes of memory this machine has."""
+    """Return the bytes of memory of this machine."""
     return _table((root / "proc/meminfo").read_text(), ":")["MemTotal"] * 1024
 
 
 def resident_memory(pid: int | None = None) -> int:
-    """Return bytes of memory that a process has resident: this one, or another; 0 where there is
-    none, or it cannot be looked up."""
+    """Return the resident memory, in bytes, of process `pid`, by default this one; 0 if there is no
+    such process or it cannot be looked up."""
     try:
         with open(f"/proc/{pid or 'self'}/statm", "rb", buffering=0) as statm:
             return int(statm.read(128).split()[1]) * _PAGE
@@ -44,7 +44,7 @@ def _mem_available(root: Path) -> int:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """What each limited control group of this process has left."""
+    """Yield the bytes that each limited control group of this process has left."""
     for mount, inside, path, version in _memberships(root):
         folder = mount / path.relative_to(inside) if path.is_relative_to(inside) else mount
         for group in (folder, *folder.parents):
@@ -56,7 +56,7 @@ def _groups(root: Path) -> Iterator[int]:
 
 
 def _memberships(root: Path) -> Iterator[tuple[Path, Path, Path, int]]:
-    """(mount point, the group that is mounted there, this process's group, version) of each
+    """Yield (mount point, the group that is mounted there, this process's group, version) for each
     hierarchy that limits memory."""
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
@@ -80,7 +80,8 @@ def _memberships(root: Path) -> Iterator[tuple[Path, Path, Path, int]]:
 
 
 def _left(group: Path, version: int) -> int | None:
-    """Return bytes that a control group has left; None when it has no limit, or is none."""
+    """Return the bytes that a control group has left; None if `group` has no limit or is no control
+    group."""
     names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
     usage = _number(group / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
     limits = [limit for name in names if (limit := _number(group / name)) is not None]
@@ -95,7 +96,8 @@ def _left(group: Path, version: int) -> int | None:
 
 
 def _number(file: Path) -> int | None:
-    """Return the number in a file; None when there is none: `max` is no limit."""
+    """Return the number in a file; None if the file cannot be read or holds none, such as `max` for
+    no limit."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -104,11 +106,11 @@ def _number(file: Path) -> int | None:
 
 
 def _table(text: str, separator: str) -> dict[str, int]:
-    """Lines of a name, the separator and a number."""
+    """Return the numbers by name from lines of a name, the separator and a number."""
     pairs = (line.partition(separator) for line in text.splitlines())
     return {name: int(value.split()[0]) for name, _, value in pairs if value.split()[:1]}
 
 
 def _unescaped(path: str) -> str:
-    """Return a path as it stands in mountinfo, where blanks and backslashes are octal."""
+    """Return a path of mountinfo with its octal escapes (of blanks and backslashes) decoded."""
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), path)

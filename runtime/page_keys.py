@@ -1,5 +1,5 @@
-"""Names for pages of KV by what they hold: equal keys, equal tokens from the history's first on.
-Pure.
+"""Keys of KV pages by the tokens they hold: equal keys mean equal tokens from the start of the
+history. Pure.
 
 A page's key is a hash of the model, the key of the page before it, and its own token ids, so one
 key stands for the whole prefix.
@@ -14,8 +14,8 @@ from zrt.runtime.errors import ZrtError
 
 
 def check_keys(keys: Sequence[int], most: int) -> None:
-    """ZrtError bad_request: not the keys of one history of at most `most` pages, which are all
-    different."""
+    """Raise ZrtError bad_request unless `keys` can be those of one history: all different, and at
+    most `most`."""
     if len(keys) > most:
         raise ZrtError("bad_request", f"page_keys: {len(keys)} of a history that has at most {most} full pages")
     if len(set(keys)) != len(keys):
@@ -23,7 +23,7 @@ def check_keys(keys: Sequence[int], most: int) -> None:
 
 
 class PageKeys:
-    """The keys of one growing history. `model` names everything the numbers depend on besides the
+    """The keys of one growing history. `model` names everything that KV depends on besides the
     tokens."""
 
     def __init__(self, model: str, page_tokens: int) -> None:
@@ -32,7 +32,8 @@ class PageKeys:
         self._keys: list[int] = []
 
     def of(self, tokens: Sequence[int]) -> list[int]:
-        """Keys (64 bits) of the full pages of `tokens`, which begin with what was given before."""
+        """Return the keys (64 bits) of the full pages of `tokens`, which begin with the tokens of
+        the calls before."""
         ends = range(len(self._keys) * self._page_tokens, len(tokens) + 1, self._page_tokens)
         for start, stop in pairwise(ends):
             ids = array("I", tokens[start:stop]).tobytes()

@@ -1,11 +1,11 @@
-"""Which release of zrt this is."""
+"""The release of zrt that runs."""
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 SOURCE: Final = "0+source"
-"""What a source tree says that is not installed."""
+"""The release of a source tree that is not installed."""
 
 
 @cache

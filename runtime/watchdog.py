@@ -1,4 +1,4 @@
-"""Calls that block, in threads of their own, which are left when they take too long."""
+"""Blocking calls, each in a thread of its own, given up when they take too long."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -9,8 +9,8 @@ _Result = TypeVar("_Result")
 
 
 def beside(name: str, work: Callable[[], _Result], look: Callable[[], None], every_s: float) -> _Result:
-    """Return the result of `work`, done in a daemon thread while `look` is called every so many
-    seconds; what that raises gives it up.
+    """Run `work` in a daemon thread and return its result; meanwhile call `look` every `every_s`
+    seconds, and give `work` up if `look` raises.
 
     A thread that is given up ends by its own time-outs, or with the process.
     """
@@ -21,7 +21,7 @@ def beside(name: str, work: Callable[[], _Result], look: Callable[[], None], eve
             look()
         return future.result()
     finally:
-        del future  # its error would know itself by this frame, and all that was at work when it was raised
+        del future  # else its error's traceback holds this frame, and this frame the error
 
 
 def _settle(future: "Future[_Result]", work: Callable[[], _Result]) -> None:
@@ -30,4 +30,4 @@ def _settle(future: "Future[_Result]", work: Callable[[], _Result]) -> None:
     except Exception as error:
         future.set_exception(error)
     finally:
-        del future, work  # as above
+        del future, work  # as in `beside`

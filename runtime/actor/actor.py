@@ -35,8 +35,8 @@ _S = TypeVar("_S", bound=Struct)
 
 
 class Actor:
-    """A process's place in the cluster. `name` is 1 to 64 characters; frames over `limit` bytes are
-    refused either way.
+    """A participant in the cluster: its mailbox, links, handlers and tasks. `name` has 1 to 64
+    bytes of UTF-8; frames over `limit` bytes are refused, sent or received.
 
     `listen` is where the mailbox binds (port 0: a free one), `advertise` what others connect to
     where that differs. Everything runs on one loop and one thread. An actor may be started again
@@ -59,7 +59,7 @@ class Actor:
         self.ended = asyncio.Event()
         self.failed = False
         self.status = 0
-        """The exit status of the actor's process, where it ended in good order."""
+        """The exit status of the actor's process, if it ends in good order."""
         self.restarts = 0
         """How often a parent has started the actor's process again."""
         self._listen = listen
@@ -77,19 +77,19 @@ class Actor:
 
     @property
     def address(self) -> Address:
-        """The address by which others reach this incarnation; after `start`."""
+        """The address by which others reach this incarnation; valid after `start`."""
         return Address(self.name, self.incarnation, self.endpoint)
 
     @property
     def lag_ms(self) -> int:
-        """How late this loop was at worst with what it does periodically, over the last one to two
-        seconds."""
+        """The longest delay of a periodic call on this loop, in milliseconds, over the last one to
+        two seconds."""
         return int(self._lateness.seconds * 1000)
 
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Bind the mailbox. ZrtError bad_config: the endpoint is taken or is none."""
+        """Bind the mailbox. ZrtError bad_config: the endpoint is taken or not valid."""
         if self._sockets is not None:
             raise ZrtError("internal", "the actor has been started already", self.name)
         self._loop = asyncio.get_running_loop()
@@ -108,8 +108,8 @@ class Actor:
         self._dispatcher.open(self.incarnation, self._mailbox, self._tasks)
 
     async def there(self) -> None:
-        """Wait until others can find this actor: once it has started, unless a subclass knows
-        better."""
+        """Wait until others can find this actor: from the start on, unless a subclass waits for
+        more."""
 
     async def stop(self) -> None:
         """End what the actor owns: timers, tasks (cancelled and awaited), pending requests
@@ -137,8 +137,8 @@ class Actor:
         return self._tasks.spawn(coro, name)
 
     def depend(self, coro: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a task that the actor is of no use without: if it fails, the actor ends (`ended`,
-        `failed`), rather than live on idle."""
+        """Run a task that the actor cannot do without: if the task fails, the actor ends (`ended`,
+        `failed`) rather than idle on."""
 
         def over(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and task.exception() is not None:
@@ -148,8 +148,8 @@ class Actor:
         self.spawn(coro, name).add_done_callback(over)
 
     def every(self, seconds: float, fn: Callable[[], None]) -> Periodic:
-        """Call `fn` every `seconds` on the loop until `stop` or its `cancel()`; how late it was
-        goes into `lag_ms`."""
+        """Call `fn` every `seconds` on the loop until `stop` or the returned object's `cancel()`;
+        delays count in `lag_ms`."""
         periodic = Periodic(seconds, fn, self._lateness)
         self._periodics = [*(known for known in self._periodics if not known.cancelled), periodic]
         return periodic
@@ -157,12 +157,12 @@ class Actor:
     # ---- what others send ------------------------------------------------------------------------
 
     def handle(self, body_type: type[_S], fn: Handler[_S]) -> None:
-        """Call `fn(body, envelope)` for every message with such a body, in order of arrival. If it
-        is a coroutine function, each call runs as a task of its own.
+        """Call `fn(body, envelope)` for every message with a body of `body_type`, in order of
+        arrival. If `fn` is a coroutine function, each call runs as a task of its own.
 
-        A question gets what `fn` returns as its reply (`Done` for None), or `Failed` when it
-        raises: ZrtError as it is, anything else as `internal`, with the traceback logged. A tell
-        whose handler raises is counted and logged.
+        A request gets what `fn` returns as its reply (`Done` for None), or `Failed` when `fn`
+        raises: a ZrtError as it is, anything else as `internal`, with the traceback logged. A
+        message that expects no reply (`tell`) and whose handler raises is counted and logged.
         """
         self._dispatcher.handlers[body_type] = fn
 
@@ -171,8 +171,7 @@ class Actor:
         self._dispatcher.bare = fn
 
     def on_peer_death(self, fn: Callable[[Address], None]) -> None:
-        """Call `fn(address)` once for each incarnation the actor had a link to whose connection
-        broke or could not be made."""
+        """Call `fn(address)` once for each incarnation whose link broke or could not be made."""
         self._mourners.append(fn)
 
     # ---- what we send ----------------------------------------------------------------------------
@@ -188,8 +187,8 @@ class Actor:
         near: str = "",
         handed: HandedOver | None = None,
     ) -> None:
-        """Send a message and expect no reply; the keywords are the header's. Order is kept per
-        peer; nothing is lost while the connection lives.
+        """Send a message and expect no reply; the keywords are fields of the header. Order is kept
+        per peer; nothing is lost while the connection lives.
 
         ZrtError overloaded: the peer's outbox is full (see `room`); stage_lost: its connection
         broke; too_large.
@@ -208,12 +207,12 @@ class Actor:
         return await self._ask(self._link(to), to, body, timeout, model, steps)
 
     def reply_bare(self, bare: Bare, frame: bytes) -> bool:
-        """Answer a bare message, any number of times; return False if the peer is gone. ZrtError
-        overloaded, too_large."""
+        """Send an answer to a bare message, any number of times; return False if the peer is gone.
+        ZrtError overloaded, too_large."""
         return self._mailbox.send([b"", frame] if bare.echo else [frame], bare.peer)
 
     def behind(self, bare: Bare) -> bool:
-        """Return whether the peer has yet to take earlier answers."""
+        """Return whether the sender of `bare` has yet to take earlier answers."""
         return self._mailbox.behind(bare.peer)
 
     async def room(self, to: Address | bytes, *, timeout: float) -> None:
@@ -229,12 +228,13 @@ class Actor:
             await self._link(to).room(timeout)
 
     def watch(self, to: Address) -> None:
-        """Have a link to a peer, although nothing is said over it, so that its death is told."""
+        """Open a link to a peer, even if nothing is sent over it, so that the peer's death is
+        noticed."""
         self._link(to)
 
     def forget(self, to: Address) -> None:
-        """Close the link to a peer, if there is one: what waits for the peer is dropped, requests
-        pending there fail, no death is told."""
+        """Close the link to a peer, if there is one: drop what waits for the peer, fail the
+        requests pending there, and report no death."""
         if self._sockets is not None and (link := self._link_pool.forget(to)) is not None:
             self._pending.fail(link.lost(), link)
 

@@ -18,24 +18,26 @@ from zrt.runtime.process.lifeline import Lifeline
 log = logging.getLogger(__name__)
 
 DOWN_STATUS: Final = 77
-"""The exit of a coordinator that ended its cluster while its parent did not hear so."""
+"""The exit status of a coordinator that brought its cluster down, for a parent that has not heard
+of it."""
 STOP_S: Final = 10.0
-"""How long an actor may take to stop once it was told to end."""
+"""How long an actor may take to stop once it is told to end."""
 
 
 def run_actor(make: Callable[[], Actor], lifeline: Lifeline) -> NoReturn:
     """Make an actor (heavy imports belong in `make`), run it on uvloop until it is told to end, and
-    leave with its `status`. Garbage collection does not look at what is imported by then.
+    exit with its `status`. What is imported by then is exempt from garbage collection.
 
-    It ends when its `ended` is set, or on SIGTERM or SIGINT; a second signal ends it at once. What
-    fails before it is ready is told to the parent and raised. Leaving does not wait for threads: an
-    executor may be in the middle of a product that nobody needs any more.
+    The actor ends when its `ended` is set, or on SIGTERM or SIGINT; a second signal ends the
+    process at once. An error before the actor is ready is told to the parent and raised. The exit
+    does not wait for threads: an executor may be in the middle of a computation that nobody needs
+    any more.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             actor = make()
             gc.collect()
-            gc.freeze()  # what is imported stays: beside torch it takes 0.1 s to look through it again, in the midst of a turn
+            gc.freeze()  # else a collection looks through all that is imported: with torch 0.1 s, in the midst of a turn
             status = runner.run(_live(actor, lifeline))
         except ZrtError as error:
             lifeline.failed(error.kind, error.message, error.where)

@@ -1,7 +1,8 @@
-"""A dispatcher: gives each message that arrives at an actor to its handler, or to the pending
-request it answers, and sends what a handler answers.
+"""An actor's dispatcher, which gives each message that arrives to its handler, or to the pending
+request it answers, and sends the handlers' answers.
 
-What comes to nothing is counted and logged, and whoever asked is told.
+A message that comes to nothing is counted and logged, and its sender is told if a reply is
+expected.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,7 +28,7 @@ from zrt.runtime.wire.envelopes import Body, decode, encode
 
 
 class Counters(Struct):
-    """Messages that came to nothing, since the start."""
+    """Counts of the messages that came to nothing since the start."""
 
     undecodable: int = 0
     refused: int = 0  # of a type nobody handles
@@ -37,11 +38,11 @@ class Counters(Struct):
 
 
 class Dispatcher:
-    """The dispatcher of the actor called `name`, from `open` to `close`, for each incarnation anew;
-    what arrives outside of that is dropped.
+    """The dispatcher of the actor called `name`. It works from `open` to `close`, once for each
+    incarnation; messages that arrive outside of that are dropped.
 
-    `handlers` are by type of body, `bare` gets the single-frame messages. `pending`
-    are the actor's requests.
+    `handlers` maps types of bodies to their handlers, `bare` gets the single-frame messages,
+    `pending` holds the actor's requests.
     """
 
     def __init__(self, name: str, pending: PendingRequests, log_limiter: LogLimiter) -> None:
@@ -54,7 +55,7 @@ class Dispatcher:
         self._open = False
 
     def open(self, incarnation: int, mailbox: Mailbox, tasks: Tasks) -> None:
-        """Begin an incarnation: answers go out by the `mailbox`, a handler that waits is one of the
+        """Begin an incarnation: answers are sent through `mailbox`, and handlers that wait run in
         `tasks`."""
         self._incarnation = incarnation
         self._mailbox = mailbox
@@ -67,8 +68,8 @@ class Dispatcher:
     # ---- what arrives ----------------------------------------------------------------------------
 
     def on_frames(self, frames: Frames) -> None:
-        """Take a multipart at the mailbox: the peer's routing id, then a bare message or a header
-        and what follows it."""
+        """Dispatch a multipart message from the mailbox: the peer's routing id, then a bare
+        message, or a header and what follows it."""
         if not self._open:
             return
         peer = bytes(frames[0])
@@ -99,7 +100,8 @@ class Dispatcher:
             self._log_limiter.add(f"bare {type(error).__name__}", "handling a bare message failed", error)
 
     def on_reply(self, link: Link, frames: Frames) -> None:
-        """Take a multipart that came back over one of the actor's links."""
+        """Give a multipart message that came back over one of the actor's links to the request it
+        answers."""
         if not self._open:
             return
         try:
@@ -122,8 +124,8 @@ class Dispatcher:
                 self._log_limiter.add("fault", f"{header.sender} says {body.fault}")
 
     def _undecodable(self, error: WireError, peer: bytes) -> None:
-        """Count a message that does not decode, and tell its sender where there is one; but an
-        error is never answered with an error."""
+        """Count a message that does not decode, and tell its sender where there is one; an error is
+        never answered with an error."""
         header = error.header
         if header is not None and header.to not in (0, self._incarnation):
             self.counters.stale += 1
@@ -134,7 +136,8 @@ class Dispatcher:
             self._reply(peer, header, Failed(Fault(error.kind, error.message, self._name)))
 
     def dispatch(self, envelope: Envelope) -> None:
-        """Call the handler of such a body and answer with what comes of it, now or once it ends."""
+        """Call the handler for the type of the envelope's body, and answer with its result, now or
+        once it ends."""
         handler = self.handlers.get(type(envelope.body))
         if handler is None:
             self.counters.refused += 1

@@ -1,4 +1,4 @@
-"""What an actor's handlers get, and give."""
+"""What an actor's handlers get and return."""
 
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -30,7 +30,7 @@ class Bare(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer whose header says more than whom it is for: `steps`."""
+    """An answer whose header also carries `steps`."""
 
     body: Body
     steps: list[Step]
@@ -39,4 +39,5 @@ class Reply(NamedTuple):
 Answer: TypeAlias = Control | InferenceRequest | RankMessage | LayerMessage | Reply | None
 _Body = TypeVar("_Body")
 Handler: TypeAlias = Callable[[_Body, Envelope], Answer | Awaitable[Answer]]
-"""Gets a message's body, of the type it was registered for, and the envelope it came in."""
+"""A function of a message's body, of the type it was registered for, and the message's envelope;
+returns the answer."""

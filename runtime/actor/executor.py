@@ -1,8 +1,8 @@
 """The compute executor: one named thread that runs functions one at a time, awaited from the loop.
 
 The thread is a daemon, so that a function that never returns cannot keep a process that was told to
-end. An executor whose device is lost ends the process: whoever waits for it hears that at once, and
-whoever started it starts another.
+end. An executor whose device is lost ends the process: peers notice at once, and the process's
+parent starts another.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ class ComputeExecutor:
     """A thread that runs functions in the order they were given. Not tied to a loop: each call is
     answered on the loop that made it.
 
-    After an error that nobody foresaw, one that is no ZrtError, `lives` is asked in the executor
-    whether the device still does what it is told.
+    After an unexpected error, one that is no ZrtError, `lives` is called in the thread to find out
+    whether the device still works.
     """
 
     def __init__(self, name: str, lives: Callable[[], bool] = lambda: True) -> None:
@@ -52,7 +52,7 @@ class ComputeExecutor:
 
     @property
     def busy_us(self) -> int:
-        """Microseconds spent in functions so far, the one that runs now included."""
+        """Microseconds spent in functions so far, including the one that runs now."""
         started = self._started_ns
         running = time.perf_counter_ns() - started if started else 0
         return (self._busy_ns + running) // 1000
@@ -61,7 +61,7 @@ class ComputeExecutor:
         """Run `fn` in the thread, and return or raise what it does. ZrtError cancelled: the
         executor is closed.
 
-        A cancelled caller leaves a function that has started to finish, and one that has not is
+        If the caller is cancelled, a function that has started still finishes; one that has not is
         never run.
         """
         if self._closed:
@@ -72,11 +72,11 @@ class ComputeExecutor:
         try:
             return await future
         finally:
-            del future  # its error would know itself by this frame, and all that was at work when it was raised
+            del future  # else its error's traceback holds this frame, and this frame the error
 
     def close(self) -> None:
-        """Take nothing more, fail what waits with `cancelled`; the function that runs finishes.
-        Does not wait: see `ended`."""
+        """Accept no more functions and fail the waiting ones with `cancelled`; the one that runs
+        finishes. Does not wait for the thread: see `ended`."""
         if not self._closed:
             self._closed = True
             self._work.put(None)

@@ -28,10 +28,10 @@ class RoutingIds:
 
 
 class LinkPool:
-    """Links to endpoints that are never bound again once their holder is dead (port 0), so a broken
-    connection is a lost peer. What comes back over a link is the `dispatcher`'s.
+    """An actor's links. Their endpoints (port 0) are never bound again once their holder is dead,
+    so a broken connection means a lost peer. Replies that come over a link go to `dispatcher`.
 
-    `on_lost(address, link, news)` is called for every link that ends of itself; `news` is true once
+    `on_lost(address, link, news)` is called for every link that ends by itself; `news` is true once
     per incarnation. Should the peer live after all (a network that broke), the next `get` connects
     again, and a connection that came up makes it a peer like any other.
     """
@@ -51,8 +51,8 @@ class LinkPool:
         self._lost: dict[int, None] = {}
 
     def get(self, to: Address) -> Link:
-        """Return the link to this incarnation (0: whoever is there), made if need be. ZrtError
-        stage_lost: another one is there now."""
+        """Return the link to the incarnation `to` (0: whoever is there), making one if need be.
+        ZrtError stage_lost: another incarnation has the endpoint now."""
         known = self._links.get(to.endpoint)
         if known is not None:
             address, link = known
@@ -77,8 +77,8 @@ class LinkPool:
         return link
 
     def forget(self, to: Address) -> Link | None:
-        """Close the link to this incarnation, if there is one, and return it; tell nobody, and
-        forget that the incarnation was lost."""
+        """Close and return the link to the incarnation `to`, if there is one, without calling
+        `on_lost`; forget that the incarnation was lost."""
         self._lost.pop(to.incarnation, None)
         known = self._links.get(to.endpoint)
         if known is None or known[0].incarnation not in (0, to.incarnation):

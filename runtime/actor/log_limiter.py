@@ -1,4 +1,4 @@
-"""A limit on warnings that others can provoke: a flood of bad messages is no flood of lines."""
+"""A limit on warnings that others can provoke: a flood of bad messages does not flood the log."""
 
 import logging
 from collections import Counter
@@ -7,15 +7,16 @@ log = logging.getLogger(__name__)
 
 
 class LogLimiter:
-    """A log of warnings that takes each kind the 1st, 2nd, 4th, 8th … time. The kinds are this
-    program's: nothing a peer sent goes into `about`."""
+    """A log of warnings that writes each kind the 1st, 2nd, 4th, 8th … time only. A kind (`about`)
+    is this program's own text, never anything a peer sent."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._times: Counter[str] = Counter()
 
     def add(self, about: str, text: str, error: Exception | None = None) -> None:
-        """Log a warning, if its turn came; with `error`, that one's traceback too."""
+        """Log a warning of the kind `about` if its turn has come; with `error`, also the
+        traceback."""
         self._times[about] += 1
         times = self._times[about]
         if times & (times - 1) == 0:

@@ -1,5 +1,5 @@
-"""A member: an actor that joins a coordinator, beats, and joins again whenever the coordinator is
-new or has lost it."""
+"""A member: an actor that joins a coordinator, sends beats, and joins again whenever the
+coordinator is new or no longer knows it."""
 
 import asyncio
 import logging
@@ -29,23 +29,24 @@ _Order = TypeVar("_Order", bound=Control)
 REGISTER_S: Final = 5.0
 """How long a coordinator may take to answer a registration."""
 SILENCE_S: Final = 3.0
-"""How long a coordinator may leave a beat unanswered before it is taken for lost."""
+"""How long a coordinator may leave a beat unanswered before it counts as lost."""
 UNANSWERED_S: Final = 5.0
-"""How long to wait for a connection before a warning says so; then twice as long each time, so that
-a log does not grow."""
+"""How long to wait for a connection before the first warning; twice as long before each further
+one, so that the log does not grow."""
 PAUSE_FIRST_S: Final = 0.2
 PAUSE_MOST_S: Final = 5.0
 _LEAST_BEAT_S: Final = 0.05
 
 
 class Member(Actor):
-    """An actor that joins the coordinator at the endpoint `join`, which is configured: so the link
-    comes back with the coordinator.
+    """An actor that joins the coordinator at the endpoint `join`. That endpoint is configured, so
+    the link is made again once the coordinator is back.
 
     `start` returns when the mailbox is bound; `registered` is set while the coordinator knows this
-    incarnation, `heard` is when it last answered anything (monotonic seconds). A subclass says what
-    it is in `registration()` and `load()`. The coordinator's `Shutdown` sets `ended`; after its
-    `GoingDown` this process waits for the next one there.
+    incarnation, `heard` is when the coordinator last answered anything (monotonic seconds). A
+    subclass describes itself in `registration()` and `load()`. The coordinator's `Shutdown` sets
+    `ended`; after its `GoingDown` this process waits for the next coordinator at the same
+    endpoint.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class Member(Actor):
         self.depend(self._membership(), "membership")
 
     async def there(self) -> None:
-        """Wait until the coordinator knows this process: from then on its silence is noticed."""
+        """Wait until the coordinator knows this process: from then on the coordinator notices this
+        process's silence."""
         await self.registered.wait()
 
     async def stop(self) -> None:
@@ -112,7 +114,7 @@ class Member(Actor):
     # ---- for a subclass --------------------------------------------------------------------------
 
     def registration(self) -> Register:
-        """Return what this process tells the coordinator first, each time it joins."""
+        """Return the message by which this process joins the coordinator, each time it does."""
         return Register(
             self.kind,
             self.endpoint,
@@ -126,12 +128,13 @@ class Member(Actor):
         )
 
     def load(self) -> Load | None:
-        """Return what each beat says of this process's work."""
+        """Return this process's load, which each beat reports; None: nothing to report."""
         return None
 
     def obey(self, body_type: type[_Order], fn: Handler[_Order]) -> None:
-        """Handle a message that the coordinator alone may send, as `handle` does: from anyone else,
-        or a coordinator that was left, it is counted as stale and refused as `unauthorized`."""
+        """Handle a message that only the coordinator may send, as `handle` does. From any other
+        sender, a former coordinator included, the message counts as stale and is refused as
+        `unauthorized`."""
 
         def checked(body: _Order, envelope: Envelope) -> Answer | Awaitable[Answer]:
             known = self.is_coordinator(envelope)
@@ -145,12 +148,12 @@ class Member(Actor):
         self.handle(body_type, checked)
 
     def is_coordinator(self, envelope: Envelope) -> bool:
-        """Return whether the coordinator that knows this process sent this envelope."""
+        """Return whether the coordinator that knows this process sent `envelope`."""
         return self.coordinator.incarnation != 0 and envelope.header.incarnation == self.coordinator.incarnation
 
     async def _obey_later(self, body: _Order, envelope: Envelope, fn: Handler[_Order]) -> Answer:
-        """Handle an order once this process is registered, and in turn: a new coordinator's first
-        order may be here before its answer to the registration."""
+        """Handle an order in turn, once this process is registered: a new coordinator's first order
+        may arrive before its answer to the registration."""
         due = asyncio.get_running_loop().time() + REGISTER_S
         try:
             async with self._in_order:
@@ -167,12 +170,10 @@ class Member(Actor):
     def _not_obeyed(self, envelope: Envelope) -> ZrtError:
         self.counters.stale += 1
         what = type(envelope.body).__name__
-        return ZrtError(
-            "unauthorized", f"{what} is taken from the coordinator this process has joined alone", self.name
-        )
+        return ZrtError("unauthorized", f"only the coordinator this process has joined may send {what}", self.name)
 
     def on_registered(self, fn: Callable[[bool], None]) -> None:
-        """Call `fn(again)` after every registration; `again` is true when this very incarnation of
+        """Call `fn(again)` after every registration; `again` is true when the same incarnation of
         the coordinator took this process before."""
         self._on_registered_fns.append(fn)
 
@@ -182,25 +183,26 @@ class Member(Actor):
         self._on_lost_fns.append(fn)
 
     def tell_coordinator(self, body: Body) -> bool:
-        """Tell the coordinator; return False while not registered: then nothing is sent, since the
-        next registration tells how things are. ZrtError as `tell`."""
+        """Send the coordinator a message and return True. While not registered send nothing and
+        return False: the next registration reports the state anyway. ZrtError as for `tell`."""
         if not self.registered.is_set():
             return False
         self._tell(self._joined, self.coordinator, body)
         return True
 
     async def ask_coordinator(self, body: Body, *, timeout: float) -> Envelope:
-        """Ask the coordinator, as `ask` does. ZrtError coordinator_lost while not registered, and
-        where `ask` says stage_lost."""
+        """Send the coordinator a request and wait for its reply, as `ask` does. ZrtError
+        coordinator_lost while not registered, and where `ask` raises stage_lost."""
         if not self.registered.is_set():
             raise ZrtError("coordinator_lost", f"not registered at {self.coordinator.endpoint}", self.name)
         return await self._ask(self._joined, self.coordinator, body, timeout)
 
     async def catch_up(self) -> None:
-        """Wait until the coordinator has heard all that it was told so far.
+        """Wait until the coordinator has received all that it was sent so far; return at once while
+        not registered.
 
-        An answer to its own question goes another way, and may overtake what was told before.
-        Without a coordinator there is none to wait for.
+        A reply to the coordinator's own request goes another way, and may overtake messages sent
+        before.
         """
         if self.registered.is_set():
             await self._send_beat(self._beats)
@@ -247,7 +249,7 @@ class Member(Actor):
                 async with asyncio.timeout(pause):
                     await self._up.wait()
             except TimeoutError:
-                log.warning("%s: nobody answers at %s yet; trying on", self.name, self.coordinator.endpoint)
+                log.warning("%s: nobody answers at %s yet; retrying", self.name, self.coordinator.endpoint)
                 pause *= 2
 
     async def _register(self) -> None:
@@ -281,13 +283,13 @@ class Member(Actor):
 
     def _room_bytes(self) -> int:
         """Return the bytes a blank process could grow to, by which the coordinator gives it blocks;
-        0 for any other process, which nobody asks."""
+        0 for any other process."""
         if self.state != "blank":
             return 0
         try:
             return available_memory() + resident_memory()
         except OSError:
-            return 0  # no descriptor is left to look with: until there is, it takes nothing
+            return 0  # no descriptor is left to read with: until one is, this process takes nothing
 
     def _lose(self, why: str) -> None:
         if not self.registered.is_set():

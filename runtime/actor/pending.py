@@ -11,7 +11,7 @@ from zrt.runtime.messages.control import Address, Failed
 from zrt.runtime.transport.link import Link
 
 MOST: Final = 4096
-"""Requests one actor may have pending."""
+"""The most requests one actor may have pending."""
 
 
 class _PendingRequest(NamedTuple):
@@ -22,8 +22,8 @@ class _PendingRequest(NamedTuple):
 
 
 class PendingRequests:
-    """The pending requests of one actor. Their ids are never used twice, so a late reply meets
-    none."""
+    """The pending requests of one actor. Their ids are never used twice, so a late reply matches no
+    other request."""
 
     def __init__(self) -> None:
         self._open: dict[int, _PendingRequest] = {}
@@ -33,10 +33,10 @@ class PendingRequests:
         return len(self._open)
 
     async def ask(self, link: Link, to: Address, what: str, timeout: float, send: Callable[[int], None]) -> Envelope:
-        """Send a request by `send(id)`, and wait for its reply.
+        """Send a request with `send(id)` and wait for its reply.
 
-        ZrtError: the peer's own; deadline after `timeout` seconds; the link's `lost_kind`;
-        overloaded: MOST are open; what `send` raises.
+        ZrtError: the one the peer answered with; deadline after `timeout` seconds; the link's
+        `lost_kind`; overloaded: MOST are open; what `send` raises.
         """
         if len(self._open) >= MOST:
             raise ZrtError("overloaded", f"{MOST} requests are pending already")
@@ -56,11 +56,11 @@ class PendingRequests:
         finally:
             timer.cancel()
             del self._open[request]
-            del pending  # its error would know itself by this frame, and all who wait for it
+            del pending  # else its error's traceback holds this frame, and this frame the error
 
     def settle(self, link: Link, reply: Envelope) -> Literal["answered", "unknown", "stale"]:
-        """Give a reply to its request; return unknown if none waits for it on this link, stale if
-        it comes from another incarnation."""
+        """Give a reply to its request; return "unknown" if no request waits for it on this link,
+        "stale" if it comes from another incarnation."""
         pending = self._open.get(reply.header.request) if reply.header.reply else None
         if pending is None or pending.link is not link or pending.reply.done():
             return "unknown"
@@ -74,7 +74,7 @@ class PendingRequests:
         return "answered"
 
     def fail(self, error: ZrtError, link: Link | None = None) -> None:
-        """End all requests with an error, or those sent over one link."""
+        """Fail the pending requests with `error`: all, or those sent over `link`."""
         for pending in self._open.values():
             if link in (None, pending.link) and not pending.reply.done():
                 pending.reply.set_exception(error.anew())

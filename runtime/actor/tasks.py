@@ -1,4 +1,4 @@
-"""The tasks somebody owns: none is forgotten, none fails in silence, none outlives its owner."""
+"""Tasks with an owner: none is forgotten, none fails in silence, none outlives its owner."""
 
 import asyncio
 import logging
@@ -10,13 +10,13 @@ from zrt.runtime.errors import ZrtError
 log = logging.getLogger(__name__)
 
 MOST: Final = 16_384
-"""Tasks one owner may have: handlers that wait, mostly."""
+"""The most tasks one owner may have, most of them handlers that wait."""
 
 _T = TypeVar("_T")
 
 
 class Tasks:
-    """Tasks on the running loop; `owner` is for the log."""
+    """The tasks of one owner on the running loop; `owner` is the owner's name in the log."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
@@ -32,8 +32,8 @@ class Tasks:
         """Run `coro` as a task; an exception is logged. ZrtError cancelled: closed; overloaded:
         MOST are running.
 
-        `awaits` is what `coro` was given to await: where the task is refused, or cancelled before
-        it began, that ends with it.
+        `awaits` is what `coro` was given to await; a coroutine given so is closed too if the task
+        is refused, or cancelled before it began.
         """
         inner = awaits if isinstance(awaits, Coroutine) else None
         if self._closed or len(self._tasks) >= MOST:
@@ -51,8 +51,8 @@ class Tasks:
         return task
 
     async def close(self, seconds: float) -> None:
-        """Cancel all, except the caller, and wait `seconds` for them to end; those that do not are
-        named in the log."""
+        """Cancel all tasks except the caller's, and wait up to `seconds` for them to end; log the
+        names of those that do not."""
         self._closed = True
         tasks = self._tasks - {asyncio.current_task()}
         for task in tasks:
@@ -69,8 +69,8 @@ class Tasks:
 
 
 async def together(*coros: Coroutine[Any, Any, _T]) -> list[_T]:
-    """Run coroutines at the same time, and return their results in order; raise what the first one
-    raised that failed, once the others have been cancelled and ended."""
+    """Run coroutines at the same time and return their results in order; if one fails, raise its
+    error once the others have been cancelled and have ended."""
     tasks = [asyncio.ensure_future(coro) for coro in coros]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,10 +1,10 @@
 """The scripted client: `zrt.runtime.Client`. A connection that breaks is made again, and no token
-is missing or comes twice.
+is lost or repeated.
 
 In reading order:
 
 - client.py: generations, status and control of a running cluster
-- connection.py: the connection, made again, and its open requests
+- connection.py: the connection, made again when it breaks, and its open requests
 - stream.py: one generation as its client hears it
 
 May import: runtime/wire/, transport/, process/, messages/ and the files of runtime/ itself; no

@@ -44,17 +44,17 @@ from zrt.runtime.wire.cluster_changes import Snapshots
 DRAIN_S: Final = 30.0
 """How long sessions may go on at a block server that is being drained."""
 FOLLOW_S: Final = 60.0
-"""How long a session that is followed may say nothing."""
+"""How long a followed session may be silent before the cluster counts as lost."""
 LEAVE_S: Final = 5.0
 """How long sessions may go on in a cluster that goes down."""
 DOWN_S: Final = 20.0
-"""How long a cluster may take to go: its processes get some seconds to end in good order, and are
-killed then."""
+"""How long a cluster may take to go down: its processes get some seconds to end in good order, and
+are then killed."""
 
 
 def find_endpoint(endpoint: str | None) -> str:
-    """Return the given endpoint, $ZRT_ENDPOINT, or that of the last cluster started here. ZrtError
-    coordinator_lost: none of them."""
+    """Return the given endpoint, $ZRT_ENDPOINT, or that of the last cluster started on this
+    machine. ZrtError coordinator_lost: there is none of these."""
     found = endpoint or os.environ.get("ZRT_ENDPOINT") or runfiles.last_endpoint()
     if found is None:
         raise ZrtError(
@@ -65,12 +65,13 @@ def find_endpoint(endpoint: str | None) -> str:
 
 class Client(Connection):
     """A connection to a cluster's coordinator; use it as an async context manager. ZrtError
-    coordinator_lost when it is not there.
+    coordinator_lost when no coordinator answers.
 
     Many requests may be open at once. Everything runs on the loop that entered the context. When
-    the connection breaks it is made again, and generations go on where they were, no token missing
-    and none twice. They end with resume_expired if that took longer than the cluster keeps them,
-    with coordinator_lost if their coordinator died, or cannot be reached for a while after that.
+    the connection breaks it is made again, and generations go on where they were, no token lost or
+    repeated. Generations end with resume_expired if the connection was gone for longer than the
+    cluster keeps them, with coordinator_lost if their coordinator died or cannot be reached for a
+    while after that.
     """
 
     def __init__(self, endpoint: str | None = None) -> None:
@@ -86,9 +87,9 @@ class Client(Connection):
         **options: Unpack[SamplingKeywords],
     ) -> Stream:
         """Start a generation; iterate over the result for its pieces. messages/prompt.py
-        (PromptRequest) tells of the prompt, messages/sampling.py (SamplingRequest) of the options.
+        (PromptRequest) describes the prompt, messages/sampling.py (SamplingRequest) the options.
 
-        With `n` > 1 the pieces of n answers come mixed, told apart by `choice`. ZrtError
+        With `n` > 1 the answers' pieces come mixed; `choice` tells them apart. ZrtError
         bad_request: a value is out of range. TypeError: there is no such option.
         """
         chat = None
@@ -113,12 +114,12 @@ class Client(Connection):
         return event
 
     async def watch(self, every: float = 1.0) -> AsyncGenerator[Cluster]:
-        """The cluster now, after every change and every so many seconds, until the iteration is
-        left; also through a connection that breaks.
+        """Yield the cluster now, after every change and every `every` seconds, until the iteration
+        is left; a connection that breaks is made again.
 
-        What comes is changes, from which whole snapshots are made: processes and sessions that did
-        not change are the same objects as before. `happened` holds what is new. ZrtError
-        bad_request: what came cannot be such changes.
+        The coordinator sends changes, from which whole snapshots are made: processes and sessions
+        that did not change are the same objects as before. `happened` holds what is new. ZrtError
+        bad_request: the changes received do not apply.
         """
         request = Subscribe(id=self.next_id(), every_ms=round(every * 1000))
         await self.there()
@@ -135,14 +136,14 @@ class Client(Connection):
                             yield cluster
                         elif not asked:
                             asked = True
-                            self.send(request)  # something is missing: it is told anew, from a whole one on
+                            self.send(request)  # something is missing: subscribe anew, beginning with a whole snapshot
             finally:
                 with suppress(ZrtError):  # without a connection there is no subscription either
                     self.send(Unsubscribe(id=request.id))
 
     async def follow(self, session: int) -> AsyncGenerator[Piece | Progress | Finished]:
-        """What a session says, whoever started it: a piece with all it has so far, then all that
-        comes. ZrtError unknown_session; its own error."""
+        """Yield the events of a session, whoever started it: a piece with all its text so far, then
+        all that follows. ZrtError unknown_session; the session's own error."""
         request = Follow(id=self.next_id(), session=session)
         await self.there()
         with Events(self, request.id) as events:
@@ -160,8 +161,8 @@ class Client(Connection):
                     self.send(Unsubscribe(id=request.id))
 
     async def restart(self, name: str) -> None:
-        """Have `zrt up` kill a block server and start it again. ZrtError as Restart in
-        messages/client.py says."""
+        """Have `zrt up` kill a block server and start it again. ZrtError as for `Restart` in
+        messages/client.py."""
         await self._ask(Restart(id=self.next_id(), name=name))
 
     async def cancel(self, session: int) -> None:
@@ -171,11 +172,12 @@ class Client(Connection):
     async def drain(
         self, name: str, timeout: float = DRAIN_S, *, progress: Callable[[Drained], None] | None = None
     ) -> Drained:
-        """Take a block server out of service: its sessions move to another replica, or may finish
-        for `timeout` seconds and are parked then.
+        """Take a block server out of service: its sessions move to another replica, or may go on
+        for `timeout` seconds and are then parked.
 
-        Returns what became of them once none runs there; `progress` hears how it gets on. It keeps
-        its weights until `undrain`. ZrtError as Drain in messages/client.py says.
+        Returns what became of the sessions once none runs there; `progress` is called with each
+        intermediate state. The block server keeps its weights until `undrain`. ZrtError as for
+        `Drain` in messages/client.py.
         """
         request = Drain(id=self.next_id(), name=name, timeout_ms=round(timeout * 1000))
         with Events(self, request.id) as events:
@@ -190,19 +192,20 @@ class Client(Connection):
                     progress(event)
 
     async def undrain(self, name: str) -> None:
-        """Let a draining or drained block server serve again, once it has loaded if it lost a part
-        meanwhile.
+        """Let a draining or drained block server serve again; if it lost a part of its weights
+        meanwhile, once it has loaded that.
 
-        ZrtError bad_request: there is none of this name, or it is neither.
+        ZrtError bad_request: there is no block server of this name, or it is neither draining nor
+        drained.
         """
         await self._ask(Undrain(id=self.next_id(), name=name))
 
     async def down(self, timeout: float = LEAVE_S) -> None:
         """Bring the cluster down, `timeout` seconds from now if sessions run for so long. Returns
-        when its coordinator, the last to go, is gone.
+        when its coordinator, the last process to end, is gone.
 
-        A second call, by whomever, does not wait for sessions. ZrtError deadline: DOWN_S later it
-        is still there.
+        A second call, by any client, does not wait for sessions. ZrtError deadline: the coordinator
+        is still there DOWN_S later.
         """
         await self._ask(Down(id=self.next_id(), timeout_ms=round(timeout * 1000)))
         try:

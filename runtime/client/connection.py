@@ -19,20 +19,20 @@ from zrt.runtime.wire.limits import MAX_CLIENT_FRAME
 
 CONNECT_S: Final = 5.0
 SILENCE_S: Final = 10.0
-"""A cluster says something about every live request once a second; after this long without a word
-it counts as lost."""
+"""How long a cluster may be silent before it counts as lost; it sends something about every live
+request once a second."""
 STALL_S: Final = 5.0
-"""After this long without a word another connection is tried: this one may be dead without our
+"""How long a connection may be silent before another one is tried: it may be dead without our
 having been told."""
 
 UNREAD_BYTES: Final = 64 << 10
-"""Of a client that is stopped lie in its kernel: the cluster sees no sooner that it takes nothing,
-and computes on for it until then."""
+"""The most bytes the kernel holds for a client that is stopped: with more, the cluster would notice
+later that the client takes nothing, and compute on for it until then."""
 
 
 class Connection:
-    """To the coordinator at `endpoint`, while the context manager is entered. ZrtError
-    coordinator_lost when it is not there."""
+    """A connection to the coordinator at `endpoint`, while the context manager is entered. ZrtError
+    coordinator_lost when no coordinator answers."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -85,16 +85,17 @@ class Connection:
         await self._close()
 
     async def _close(self) -> None:
-        """Whatever is still open is cancelled: a generation nobody reads has no use."""
+        """Cancel the generations that are still open, which nobody reads any more, and close the
+        connection."""
         for id_, events in self.open.items():
             if events.abandon:
-                with suppress(ZrtError):  # it hears nothing any more, so it will miss us
+                with suppress(ZrtError):  # the coordinator is not reached, and will notice by itself that we are gone
                     self.send(Cancel(id=f"cancel-{id_}"[:64], request=id_))
         self._end(ZrtError("cancelled", "the client was closed"))
         await self._sockets.close()
 
     def _end(self, error: ZrtError) -> None:
-        """No connection any more; what is open fails."""
+        """Close the link for good and fail the open requests."""
         self._link.close()
         for events in self.open.values():
             events.fail(error)
@@ -107,8 +108,8 @@ class Connection:
 
     @contextmanager
     def watched(self, fn: Callable[[bool], None]) -> Iterator[None]:
-        """Meanwhile `fn(False)` is called when the connection breaks, `fn(True)` when there is one
-        again."""
+        """Call `fn(False)` when the connection breaks and `fn(True)` when there is one again, while
+        the context is entered."""
         self._watchers.append(fn)
         if not self.connected:
             fn(False)
@@ -118,8 +119,8 @@ class Connection:
             self._watchers.remove(fn)
 
     async def there(self) -> None:
-        """Wait for the connection, should it be broken just now. ZrtError coordinator_lost: it
-        cannot be made again."""
+        """Wait for the connection if it is broken just now. ZrtError coordinator_lost: it cannot be
+        made again."""
         if self._link.closed:
             raise self.broken()
         try:
@@ -156,8 +157,8 @@ class Connection:
             fn(False)
 
     def _renew_if_stalled(self) -> None:
-        """Nothing came for STALL_S: if that is how long this connection has been there, try
-        another."""
+        """Try another connection if this one has been up for STALL_S; called when nothing came for
+        so long."""
         if self._link.up and asyncio.get_running_loop().time() - self._up_since >= STALL_S:
             self._link.renew()
 
@@ -179,11 +180,10 @@ class Connection:
 
 class Events:
     """The events of one open request, in order. `abandon`: the request goes on at the cluster until
-    it is cancelled. `again()` is what to say over a new connection; without it the request ends
-    with its connection. `note(event)` hears of each at once, and is false for one that nobody need
-    hear of. `patience`: seconds without a word after which the cluster counts as lost, SILENCE_S at
-    least.
-    """
+    it is cancelled. `again()` returns the requests to send over a new connection; without it the
+    request ends with its connection. `note(event)` is called with each event as it arrives, and
+    returns False for one to be dropped. `patience`: seconds without an event after which the
+    cluster counts as lost, at least SILENCE_S."""
 
     def __init__(
         self,
@@ -225,22 +225,22 @@ class Events:
         self._some.set()
 
     def broke(self, error: ZrtError) -> None:
-        """The connection is gone."""
+        """Fail the request with `error`, unless it can go on over a new connection."""
         if self._again is None:
             self.fail(error)
 
     def go_on(self) -> None:
-        """There is a new connection."""
+        """Send over the new connection what makes the request go on."""
         try:
             for request in self._again() if self._again is not None else ():
                 self._connection.send(request)
         except ZrtError as error:
-            if error.kind != "coordinator_lost":  # else it is gone again, and the next one is there for this
+            if error.kind != "coordinator_lost":  # else the connection is gone again, and the next one sends them
                 self.fail(error)
 
     async def next(self) -> ClientEvent:
-        """Return the next event; an `error` event is raised. ZrtError coordinator_lost: the
-        connection broke for good, or nothing comes over it."""
+        """Return the next event; raise an `error` event. ZrtError coordinator_lost: the connection
+        broke for good, or nothing comes over it."""
         loop = asyncio.get_running_loop()
         waited = 0.0
         while not self._waiting:
@@ -256,7 +256,7 @@ class Events:
                     await self._some.wait()
             except TimeoutError:
                 self._connection._renew_if_stalled()
-            # if it lasted longer, we were stopped, and could not have heard anything
+            # if the wait lasted longer, this process was stopped and could not receive anything
             waited += min(wait, loop.time() - began)
         event = self._waiting.popleft()
         if isinstance(event, Error):

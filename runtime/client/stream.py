@@ -1,5 +1,5 @@
-"""A generation as its client hears it: in order, nothing lost and nothing twice, through
-connections that break."""
+"""A generation as its client hears it: in order, nothing lost or repeated, even when connections
+break."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -21,13 +21,13 @@ from zrt.runtime.messages.client import (
 )
 
 LATE_S: Final = 5.0
-"""How much longer than its lease a session is worth a connection: whoever comes too late should
-hear just that."""
+"""Seconds beyond a session's lease for which a connection is still tried: a client that comes too
+late should be told just that."""
 
 
 @dataclass(slots=True)
 class _Heard:
-    """What has arrived of one answer: its session, and how far its tokens and its text go."""
+    """The part of one answer that has arrived: its session, and how many tokens and characters."""
 
     session: int
     resume: str
@@ -37,11 +37,12 @@ class _Heard:
 
 
 class Stream:
-    """One generation. Iterate over it for pieces, or call `next_event` for everything that is said;
-    then read `finished`.
+    """One generation. Iterate over it for pieces, or call `next_event` for every event; then read
+    `finished`.
 
-    The request is sent by the first of these. Leaving it early (`aclose`, or the end of the client)
-    cancels the session. `accepted` and `progress` are the last ones heard, of whatever answer.
+    The first iteration or call sends the request. Leaving the stream early (`aclose`, or the end of
+    the client) cancels the session. `accepted` and `progress` are the last such events, of any
+    answer.
     """
 
     def __init__(self, connection: Connection, request: Generate) -> None:
@@ -57,7 +58,7 @@ class Stream:
 
     @property
     def finished(self) -> Finished:
-        """How the (first) answer ended. ZrtError internal before all have."""
+        """The end of the (first) answer. ZrtError internal until all answers have ended."""
         return self.all_finished[0]
 
     @property
@@ -67,19 +68,20 @@ class Stream:
 
     @property
     def all_finished(self) -> list[Finished]:
-        """How each of `n` answers ended, by choice. ZrtError internal before all have."""
+        """The end of each of the `n` answers, in order of `choice`. ZrtError internal until all
+        have ended."""
         if not self.over:
             raise ZrtError("internal", "the generation has not finished")
         return [self._finished[choice] for choice in range(self._request.n)]
 
     @property
     def patience(self) -> float:
-        """Seconds for which a connection that broke is tried again."""
+        """The seconds for which a connection that broke is tried again."""
         return max(SILENCE_S, self._events.patience)
 
     async def next_event(self) -> Accepted | Progress | Piece | Finished:
-        """Return what the cluster says next. ZrtError: the kind of the error that ended the
-        generation; internal after its end."""
+        """Return the cluster's next event. ZrtError: the error that ended the generation; internal
+        after its end."""
         if self._state == "over":
             raise ZrtError("internal", "the generation is over")
         try:
@@ -105,14 +107,15 @@ class Stream:
         return event
 
     def cancel(self) -> None:
-        """Ask the cluster to end it; iterating goes on until `finished`, reason `cancelled`."""
+        """Ask the cluster to end the generation; iterating goes on until `finished`, with reason
+        `cancelled`."""
         if self._state == "open":
             self._cancelling = True
             with suppress(ZrtError):  # without a connection: it is said over the next one
                 self._connection.send(self._cancel())
 
     async def aclose(self) -> None:
-        """Cancel what still runs, and hear no more of it."""
+        """Cancel the generation if it still runs, and hear no more of it."""
         self.cancel()
         self._end()
 
@@ -120,7 +123,8 @@ class Stream:
         return Cancel(id=self._connection.next_id(), request=self._request.id)
 
     def _note(self, event: ClientEvent) -> bool:
-        """Keep the account of what has arrived. That a session was resumed is no news."""
+        """Record what has arrived; return False if the event only says that a session was resumed,
+        which is no news."""
         if isinstance(event, Accepted):
             if event.choice in self._heard:
                 return False
@@ -135,8 +139,8 @@ class Stream:
         return True
 
     def _again(self) -> list[ClientRequest]:
-        """Over a new connection: go on with each answer. Before all were accepted nothing has been
-        heard of any: ask anew."""
+        """Return the requests to send over a new connection: go on with each answer, or, before all
+        were accepted (nothing has been heard of any), ask anew."""
         id_ = self._request.id
         if len(self._heard) == self._request.n:
             left = [heard for heard in self._heard.values() if not heard.over]
@@ -148,7 +152,7 @@ class Stream:
         requests = [Cancel(id=self._connection.next_id(), session=heard.session) for heard in self._heard.values()]
         self._heard.clear()
         if self._cancelling:
-            self._events.fail(ZrtError("cancelled", "it was cancelled before it was known to have begun"))
+            self._events.fail(ZrtError("cancelled", "the generation was cancelled before it was accepted"))
             return requests
         return [*requests, self._request]
 

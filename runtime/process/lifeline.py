@@ -1,9 +1,10 @@
-"""The child's side of supervision: a child never outlives its parent, and says when it is ready.
+"""The child's side of supervision: a child never outlives its parent, and reports when it is ready.
 
-`hold` is the first thing a child does, before heavy imports; this module imports only the standard
-library. A parent's death reaches the child twice over: the kernel kills it when the thread that
-started it ends (pdeathsig), and a pipe whose other end only the parent holds reads as ended. The
-second also works where the first was lost, or where the parent died before the child got this far.
+`hold` is the first thing a child calls, before heavy imports; this module imports only the standard
+library. A parent's death reaches the child in two ways: the kernel kills the child when the thread
+that started it ends (pdeathsig), and a pipe whose other end only the parent holds reads as ended.
+The pipe also works where the signal was lost, or where the parent died before the child called
+`hold`.
 """
 
 import ctypes
@@ -25,8 +26,8 @@ _ORPHAN_STATUS: Final = 1
 
 class Lifeline:
     """A child's line to the parent that started it; inert in a process started by hand. `restarts`:
-    how often the child was started again before. `awaited`: a parent waits to hear that it is ready
-    or failed."""
+    how often the child was started again before. `awaited`: a parent waits for `ready` or
+    `failed`."""
 
     def __init__(self, ready_fd: int | None, restarts: int = 0) -> None:
         self._ready_fd = ready_fd
@@ -34,12 +35,12 @@ class Lifeline:
         self.restarts = restarts
 
     def ready(self, endpoint: str, incarnation: int) -> None:
-        """Tell the parent that this process is there for others. The first `ready` or `failed`
+        """Tell the parent that this process can be reached. Only the first `ready` or `failed`
         counts."""
         self._say({"endpoint": endpoint, "incarnation": incarnation})
 
     def failed(self, kind: str, message: str, where: str = "") -> None:
-        """Tell the parent why this process ends before it was ready."""
+        """Tell the parent why this process ends without having become ready."""
         self._say({"fault": {"kind": kind, "message": message, "where": where}})
 
     def _say(self, words: dict[str, object]) -> None:
@@ -55,8 +56,8 @@ class Lifeline:
 
 
 def hold(environ: MutableMapping[str, str] = os.environ) -> Lifeline:
-    """Tie this process to the parent named in the environment, and take the names out of it: they
-    are not for our own children.
+    """Tie this process to the parent named in the environment, and remove the variables from there:
+    they are not for our own children.
 
     Exits at once if the parent is gone already.
     """

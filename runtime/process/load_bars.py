@@ -14,16 +14,16 @@ from zrt.runtime.process.terminal import say
 
 
 class _Screen(Console):
-    """stderr with its cursor left as it is: whoever hides it may be killed, or not be read any
-    more, before it is there again."""
+    """A console on stderr that leaves the cursor alone: a process that hid it might be killed, or
+    not be read any more, before it could show it again."""
 
     def show_cursor(self, show: bool = True) -> bool:
         return False
 
 
 class Bars:
-    """Progress bars on stderr, one a name; where stderr is no terminal, a line when each begins and
-    ends."""
+    """Progress bars on stderr, one per name; where stderr is no terminal, a line when each begins
+    and when it ends."""
 
     def __init__(self) -> None:
         self._console = _Screen(stderr=True)
@@ -51,8 +51,8 @@ class Bars:
         self._progress.stop()
 
     def update(self, done: int, total: int, what: str, sent: int = 0, pace: int = 0) -> None:
-        """Show `done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. Of
-        those done `sent` came over the network, at `pace` bytes a second; 0: not said."""
+        """Show `done` of `total` bytes (or steps) of `what`; a total of 0 is not known yet. `sent`
+        of the bytes done came over the network, at `pace` bytes a second; 0: not known."""
         if what not in self._ended:
             self._progress.start()  # `finish` has ended it if others were ready before
         if what not in self._tasks:
@@ -68,8 +68,8 @@ class Bars:
                 say(f"{what}: done" + (f", {sent / 1e6:.1f} MB sent at {rate}" if rate else ""))
 
     def finish(self, cluster: Cluster) -> None:
-        """Show what the cluster's processes load and have loaded for the last time, and draw
-        nothing until `loading` says that others load on."""
+        """Show for the last time what the cluster's processes load and have loaded, and draw
+        nothing more until `loading` shows that others still load."""
         self.loading(cluster)
         on = [actor.name for actor in cluster.actors if actor.state == "loading"]
         for what, task in self._tasks.items():
@@ -83,7 +83,7 @@ class Bars:
             self._progress.update(task, visible=what not in self._ended)
 
     def loading(self, cluster: Cluster) -> None:
-        """Show how stages load, and their layer workers; say whom they wait for."""
+        """Show how stages and their layer workers load, and whom stages wait for."""
         for actor in cluster.actors:
             if actor.stage < 0:
                 continue
@@ -100,14 +100,15 @@ class Bars:
                 self.state(what, f"{what} captures {counted(actor.all_graphs, 'CUDA graph')}" if captures else "")
 
     def state(self, whose: str, text: str) -> None:
-        """Say a line about somebody, if it is the first one or differs from the one before."""
+        """Write the line `text` about the process or bar `whose`, unless it is empty or the same as
+        the last one."""
         if text != self._states.get(whose, ""):
             self._states[whose] = text
             if text:
                 self.say(text)
 
     def say(self, text: str) -> None:
-        """Say a line, above the bars."""
+        """Write a line above the bars."""
         if self._console.is_terminal:
             with suppress(OSError):  # the terminal is gone; its SIGHUP is on the way
                 self._console.print(text, highlight=False, markup=False, soft_wrap=True)

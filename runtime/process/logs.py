@@ -1,9 +1,9 @@
-"""What processes log, on stderr: lines for people, or one JSON object a line. `$ZRT_LOG` says from
-which level on, and how.
+"""What processes log on stderr: lines for people, or one JSON object a line. `$ZRT_LOG` sets the
+level and the format.
 
 A record's `session`, `step`, `ms` and `where` (an actor, a session, a client), given as `extra`,
 are fields of their own; `actor` is the process's own name. Sessions are logged in hexadecimal, as
-people see them elsewhere. At `info` a session's beginning and end are told, and what happens to
+people see them elsewhere. At `info` a session's beginning and end are logged, and what happens to
 processes and routes; at `debug` each turn and token.
 """
 
@@ -20,20 +20,20 @@ from typing import Final
 from zrt.runtime.errors import ZrtError
 
 VARIABLE: Final = "ZRT_LOG"
-"""LEVEL or LEVEL:FORMAT, such as info:json. In `dated` text each line has the date and the actor's
-name, as in a log of several processes."""
+"""The environment variable that holds LEVEL or LEVEL:FORMAT, such as info:json. In the format
+`dated` each line has the date and the actor's name, as in a log of several processes."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json", "dated")
 FIELDS: Final = ("where", "session", "step", "ms")
 MOST: Final = 700
-"""Characters of a message, and of a traceback's end, in a JSON line: whoever passes lines on cuts
-long ones."""
+"""The most characters of a message, and of a traceback's end, in a JSON line: a parent that passes
+lines on cuts long ones."""
 STAMP: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ")
-"""How a dated line begins."""
+"""The beginning of a dated line."""
 
 
 def stamp(at: float) -> str:
-    """Return the local time at Unix second `at`, as a dated line begins."""
+    """Return Unix time `at` (seconds) as local time, in the form that begins a dated line."""
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}.{int(at % 1 * 1000):03d}"
 
 
@@ -48,8 +48,8 @@ def settings(text: str) -> tuple[str, str]:
 
 
 class Words(logging.Handler):
-    """Lines on stderr. What a full pipe does not take is dropped: a parent that hangs must not hold
-    its children up."""
+    """A handler that writes lines to stderr. What a full pipe does not take is dropped: a parent
+    that hangs must not hold its children up."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(BlockingIOError, ValueError):  # ValueError: stderr is closed
@@ -57,8 +57,9 @@ class Words(logging.Handler):
 
 
 class Text(logging.Formatter):
-    """For people: time, level, actor, message, and the fields that are there. What is not `dated`
-    is passed on by a parent, which says the actor."""
+    """A formatter of lines for people: time, level, actor, message, and the fields that are there.
+    A line that is not `dated` lacks the date, and the actor, which the parent that passes the line
+    on adds."""
 
     def __init__(self, *, dated: bool = True) -> None:
         super().__init__()
@@ -76,13 +77,13 @@ class Text(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
     def _message(self, record: logging.LogRecord) -> str:
-        """Return the message without the actor's name, which is said beside it."""
+        """Return the message without the actor's name, which is stated beside it."""
         return record.getMessage().removeprefix(f"{self.actor}: ")
 
 
 class Json(Text):
-    """For programs: an object with `at` (Unix seconds), `level`, `actor`, `module`, `message`, and
-    the fields that are there."""
+    """A formatter of lines for programs: an object with `at` (Unix seconds), `level`, `actor`,
+    `module`, `message`, and the fields that are there."""
 
     def format(self, record: logging.LogRecord) -> str:
         said = _fields(record)
@@ -92,13 +93,13 @@ class Json(Text):
 
 
 def as_json(at: float, level: str, actor: str, module: str, message: str, **said: object) -> str:
-    """Return a line for programs."""
+    """Return a log line for programs, a JSON object."""
     fields = {"at": round(at, 3), "level": level, "actor": actor, "module": module, "message": message[:MOST]}
     return json.dumps(fields | said)
 
 
 def in_words(said: Mapping[str, object]) -> str:
-    """Return the fields that are in a record, as they end a line for people."""
+    """Return the fields of a record in the form that ends a line for people."""
     return "".join(f" {name}={said[name]}" for name in FIELDS if name in said)
 
 
@@ -110,11 +111,11 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def log_to_stderr(*, alone: bool) -> Text:
-    """Log as $ZRT_LOG says, from now on. Return the lines' formatter, which is to be told the
-    actor's name once that is known. ZrtError bad_config.
+    """Log to stderr from now on, as $ZRT_LOG says. Return the lines' formatter, whose `actor` is to
+    be set once the name is known. ZrtError bad_config.
 
-    A process that is `alone`, with no parent that says how it gets on, does so itself: by default
-    from `info` on.
+    A process that is `alone`, with no parent that reports its progress, logs from `info` on by
+    default; any other from `warning` on.
     """
     level, form = settings(os.environ.get(VARIABLE, "") or ("info" if alone else "warning"))
     words = Words()

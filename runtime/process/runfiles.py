@@ -12,7 +12,8 @@ from zrt.runtime.paths import home
 
 
 class Note(msgspec.Struct):
-    """`pid` is that of `zrt up`, on `host`: a home directory may be shared by many machines."""
+    """The note of one cluster. `pid` is that of `zrt up`, on `host`: a home directory may be shared
+    by many machines."""
 
     endpoint: str
     pid: int
@@ -26,7 +27,7 @@ def folder() -> Path:
 
 
 def write(endpoint: str, name: str) -> None:
-    """Leave the note of our cluster. OSError where the folder cannot be written."""
+    """Write the note of our cluster. OSError: the folder cannot be written."""
     path = _path()
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
@@ -35,13 +36,13 @@ def write(endpoint: str, name: str) -> None:
 
 
 def remove() -> None:
-    """Take the note of our cluster away."""
+    """Remove the note of our cluster."""
     _path().unlink(missing_ok=True)
 
 
 def notes() -> list[Note]:
-    """Return the notes of the clusters that run on this machine, that of the one started last
-    first; notes of those that were killed are taken away."""
+    """Return the notes of the clusters that run on this machine, the one started last first; remove
+    the notes of those that were killed."""
     found = []
     for path in folder().glob("*.json"):
         try:
@@ -65,7 +66,8 @@ def last_endpoint() -> str | None:
 
 
 def parent_of(endpoint: str) -> int | None:
-    """Return the process id of the `zrt up` on this machine whose cluster is reached there."""
+    """Return the process id of the `zrt up` on this machine whose cluster is reached at `endpoint`;
+    None if there is none."""
     return next((note.pid for note in notes() if note.endpoint == endpoint), None)
 
 

@@ -19,9 +19,10 @@ from zrt.runtime.messages.control import Fault
 from zrt.runtime.process.lifeline import DEATH_FD, PARENT, READY_FD
 
 WORDS: Final = 20
-"""Lines of stderr that are kept."""
+"""The number of lines of output that are kept."""
 WORD_BYTES: Final = 2000
-"""Bytes of one line that are kept; a line without an end is passed on in pieces of this size."""
+"""The bytes of one line that are kept; a line without an end is passed on in pieces of this
+size."""
 
 _CHUNK: Final = 65536
 _READY_BYTES: Final = 65536
@@ -29,7 +30,7 @@ _LAST_CHUNKS: Final = 64
 
 
 def ended_by(exit_status: int) -> str:
-    """Say how a process ended. The status is negative for a signal."""
+    """Return how a process ended, in words. The status is negative for a signal."""
     return f"was ended by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status}"
 
 
@@ -42,21 +43,21 @@ class Ready(Struct, frozen=True):
 
 
 class ProcessOwner(Protocol):
-    """Whoever starts a process and hears of it, on the loop."""
+    """The part that starts a process and is told of it, on the loop."""
 
     def on_ready(self, ready: Ready) -> None:
-        """Hear, once, that the process says that it is ready or failed."""
+        """Take the report of the process that it is ready or failed; called once."""
 
     def on_exit(self, process: "Process") -> None:
-        """Hear, once, that the process is gone and reaped."""
+        """Learn that the process is gone and reaped; called once."""
 
 
 class Process:
-    """A process, which the constructor starts in a session of its own (a terminal's Ctrl-C reaches
-    only us). The object holds itself until the process is reaped.
+    """A child process, which the constructor starts in a session of its own (a terminal's Ctrl-C
+    reaches only us). The object stays alive until the process is reaped.
 
-    `sink(name, line)` gets its stdout and stderr line by line; without one both go to our stderr.
-    What the process group leaves behind is killed with it.
+    `sink(name, line)` gets the process's stdout and stderr line by line; without a sink both go to
+    our stderr. What the process leaves behind in its process group is killed with it.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Process:
         *,
         sink: Callable[[str, str], None] | None,
     ) -> None:
-        """`env` is added to our own environment.
+        """Start the process. `env` is added to our own environment.
 
         ZrtError bad_config: the program cannot be run; internal: no descriptors or memory left, or
         not called on the main thread.
@@ -100,13 +101,14 @@ class Process:
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL the process and its process group."""
+        """Kill the process and its process group (SIGKILL)."""
         # Until the process is reaped the id of its group cannot have become another's.
         if self._popen.returncode is None:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def gone(self, timeout: float) -> bool:
-        """Say whether the process is gone and reaped within `timeout` seconds."""
+        """Wait up to `timeout` seconds for the process to end; return whether it is gone and
+        reaped."""
         done, _ = await asyncio.wait([self._gone], timeout=timeout)
         return bool(done)
 
@@ -178,7 +180,7 @@ class Process:
         self._owner.on_ready(self.ready)
 
     def _on_output(self) -> bool:
-        """Read one chunk of output; False when there is none now."""
+        """Read one chunk of output; return False when there is none now."""
         chunk = _read(self._output)
         if chunk is None:
             return False
@@ -237,7 +239,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _read(fd: int) -> bytes | None:
-    """Read what is there now; b"" at the end, None when there is nothing yet."""
+    """Return what can be read now: b"" at the end, None when there is nothing yet."""
     try:
         return os.read(fd, _CHUNK)
     except BlockingIOError:

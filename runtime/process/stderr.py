@@ -1,8 +1,8 @@
 """stderr of a command that looks after processes: what its reader does not take now is dropped, and
-nobody waits for it.
+no write waits.
 
-A terminal is held with Ctrl-S, a pager pauses, a connection to a terminal hangs: whoever writes is
-then held up until somebody reads on.
+A terminal is held with Ctrl-S, a pager pauses, a connection to a terminal hangs: a writer would
+then be held up until somebody reads on.
 """
 
 import io
@@ -16,24 +16,24 @@ from typing import Any, Final
 from zrt.runtime.process.terminal import FULL
 
 TERMINAL_BYTES: Final = 128
-"""What a terminal takes at once when it says that it takes something: its buffer grows by 256
-bytes, and an end of line may become two."""
+"""The bytes that a terminal takes at once when it is ready for some: its buffer grows by 256 bytes,
+and an end of line may become two."""
 
 
 class NonBlockingStderr(io.RawIOBase):
-    """Writes to a terminal, pipe or socket; what does not fit is dropped, a write at a time: one
-    that has begun is kept until its end fits.
+    """A stream to a terminal, pipe or socket. A write that does not fit is dropped as a whole; the
+    rest of one that has begun is kept until it fits.
 
-    It does not raise: a reader that is gone is one that does not read any more.
+    The stream never raises: a reader that is gone counts as one that does not read any more.
     """
 
     def __init__(self, fd: int) -> None:
-        """Writes to what `fd` is open for, through a description of its own where it can have one:
-        to make the caller's non-blocking would make it so for every process that shares it."""
+        """Open what `fd` is open for, through a file description of its own where possible: to make
+        the caller's non-blocking would make it so for every process that shares it."""
         mode = os.fstat(fd).st_mode
         self._fd = -1
         if os.isatty(fd) or stat.S_ISFIFO(mode):
-            with suppress(OSError):  # another user's: to look before each write is as good, but for the moment between
+            with suppress(OSError):  # another user's: to poll before each write is nearly as good
                 self._fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         if self._fd < 0:
             self._fd = os.dup(fd)
@@ -44,7 +44,7 @@ class NonBlockingStderr(io.RawIOBase):
         self._gone = False
 
     def write(self, data: Any, /) -> int:
-        """Write `data`, or drop it: the caller sees all of it written."""
+        """Write `data`, or drop it; return its whole length in either case."""
         whole = bytes(data)
         self._rest = self._written(self._rest)
         if not self._rest:
@@ -84,8 +84,8 @@ class NonBlockingStderr(io.RawIOBase):
 
 
 def wait_for_no_reader() -> None:
-    """Let nothing that is written to stderr from now on be waited for. A file takes all there is,
-    and stays as it is."""
+    """Make writes to stderr never wait for its reader, from now on. A stderr that is a file takes
+    everything, and stays as it is."""
     if isinstance(sys.stderr, io.TextIOWrapper) and not stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode):
         sys.stderr = io.TextIOWrapper(
             NonBlockingStderr(sys.stderr.fileno()),  # type: ignore[type-var]

@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 KILLED_S: Final = 5.0
 """How long a killed process may take to be gone; only the kernel can hold it longer."""
 NO_START: Final = 127
-"""The exit status told of a restart that could not be made."""
+"""The exit status reported of a process that could not be started again."""
 
 
 class RestartPolicy(Struct, frozen=True):
-    """A child that dies starts again after `first_s` seconds, then twice as long each time, at most
-    `most_s`; `budget` times in `window_s`."""
+    """The rule for starting a child that died again: after `first_s` seconds, then twice as long
+    each time, at most `most_s`; at most `budget` times in `window_s` seconds."""
 
     budget: int = 5
     window_s: float = 300.0
@@ -33,9 +33,9 @@ class RestartPolicy(Struct, frozen=True):
 
 
 class Death(Struct, frozen=True):
-    """One process of a child is gone. `incarnation` is 0 if it was never ready; `exit` its exit
-    status, negative for a signal. `pid` is 0 if it could not even be started, and `words` say
-    why."""
+    """The end of one process of a child. `incarnation` is 0 if the process was never ready; `exit`
+    is its exit status, negative for a signal. `pid` is 0 if the process could not even be started,
+    and `words` say why."""
 
     name: str
     incarnation: int
@@ -44,7 +44,8 @@ class Death(Struct, frozen=True):
     restarting: bool
     words: str
     late_s: float = 0.0
-    """It was killed since it was not ready after so many seconds."""
+    """The seconds after which the process was killed because it was not ready; 0: it was not killed
+    for that."""
 
     def __str__(self) -> str:
         if not self.pid:
@@ -55,18 +56,18 @@ class Death(Struct, frozen=True):
 
 
 class ChildObserver:
-    """The parent's part that hears of its children; each method does nothing by default."""
+    """The part of a parent that is told of its children; each method does nothing by default."""
 
     def on_ready(self, child: "Child", ready: Ready) -> None:
-        """Hear that a process of `child` is ready, each time one is."""
+        """Learn that a process of `child` is ready; called each time one is."""
 
     def on_death(self, child: "Child", death: Death) -> None:
-        """Hear that a process of `child` is gone, before its successor starts."""
+        """Learn that a process of `child` is gone, before its successor starts."""
 
 
 class Child:
-    """One command line and its processes, one after another; made by `Supervisor.spawn`. The next
-    process is started with what `argv` is then."""
+    """One command line and its processes, one after another; made by `Supervisor.spawn`. A change
+    of `argv` takes effect with the next process."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class Child:
         self.argv = list(argv)
         self.restarts = 0
         self.fault: ZrtError | None = None
-        """Why it is not started again."""
+        """Why the child is not started again; None while it may be."""
         self._env = dict(env)
         self._ready_s = ready_s
         self._restart = restart
@@ -107,11 +108,12 @@ class Child:
         return said.incarnation if said is not None else 0
 
     async def ready(self) -> Ready:
-        """Wait until the process says that its sockets are bound, and return what it says; through
-        restarts, each of which has its own deadline.
+        """Wait until a process of the child says that its sockets are bound, and return its report.
+        Restarts are waited for; each has its own deadline.
 
-        ZrtError: the fault it reported, which is final (it would be met again); or, when it is not
-        started again: deadline if it was not ready in time and so was killed, internal if it died.
+        ZrtError: the fault a process reported, which is final (it would be met again); or, when the
+        child is not started again: deadline if its process was not ready in time and so was killed,
+        internal if it died.
         """
         try:
             return await asyncio.shield(self._ready)
@@ -119,14 +121,14 @@ class Child:
             raise error.anew() from None
 
     def kill(self) -> None:
-        """SIGKILL the process. The observer hears of its death, and it starts again, as after any
-        other."""
+        """Kill the process (SIGKILL). The observer is told of its death, and the child starts
+        again, as after any other."""
         if self._process is not None:
             self._process.kill()
 
     async def stop(self, timeout: float) -> None:
-        """SIGTERM the process, SIGKILL it after `timeout` seconds, and start none again. ZrtError
-        internal: the kernel does not let it go."""
+        """End the process by SIGTERM, after `timeout` seconds by SIGKILL, and start none again.
+        ZrtError internal: the kernel does not let the process go."""
         self.dismiss()
         process = self._process
         if process is None:
@@ -140,7 +142,7 @@ class Child:
             raise ZrtError("internal", f"{self.name} (process {process.pid}) cannot be killed")
 
     def dismiss(self) -> None:
-        """Start no process again."""
+        """Never start a process again."""
         self._dismissed = True
         if self._next is not None:
             self._next.cancel()
@@ -148,7 +150,7 @@ class Child:
             self._give_up(ZrtError("cancelled", f"{self.name} is not started again: it is being stopped"))
 
     def start(self) -> None:
-        """Start a process. ZrtError as Process."""
+        """Start a process. ZrtError as for `Process`."""
         self._late = False
         self._process = Process(
             self.name,
@@ -160,7 +162,7 @@ class Child:
         self._deadline = self._loop.call_later(self._ready_s, self._on_late)
 
     def on_ready(self, ready: Ready) -> None:
-        """Hear from its process that it is ready or failed."""
+        """Take the process's report that it is ready or failed."""
         if ready.fault is None and self._deadline is not None:
             self._deadline.cancel()
             self._ready.set_result(ready)
@@ -177,7 +179,7 @@ class Child:
         if self._deadline is not None:
             self._deadline.cancel()
         if self._ready.done():
-            self._ready = self._loop.create_future()  # from now on it stands for the next process
+            self._ready = self._loop.create_future()  # from now on the future stands for the next process
         fault = process.ready.fault if process.ready is not None else None
         pause = self._pause() if fault is None else None
         incarnation = process.ready.incarnation if process.ready is not None else 0
@@ -197,7 +199,7 @@ class Child:
         self._supervisor.observer.on_death(self, death)
 
     def _pause(self) -> float | None:
-        """Return the seconds until the next start; None when there is none."""
+        """Return the seconds until the next start; None if there will be none."""
         rule = self._restart
         now = time.monotonic()
         while self._starts and self._starts[0] < now - rule.window_s:
@@ -229,10 +231,11 @@ class Child:
 
 
 class Supervisor:
-    """The parent of its children, on the main thread's loop; `observer` hears of them.
+    """The children of this process, started and watched on the main thread's loop; `observer` is
+    told of them.
 
     `sink(name, line)` gets what children write to stdout and stderr, line by line, and their last
-    lines are kept for `Death.words`; without it they write to our stderr.
+    lines are kept for `Death.words`; without a sink they write to our stderr.
     """
 
     def __init__(self, observer: ChildObserver, *, sink: Callable[[str, str], None] | None = None) -> None:
@@ -251,11 +254,11 @@ class Supervisor:
         restart: RestartPolicy | None = None,
     ) -> Child:
         """Start a child; `await child.ready()` for its endpoint. `env` is added to our environment.
-        By default it is not restarted.
+        By default the child is not restarted.
 
         A process that is not ready within `ready_s` seconds is killed. ZrtError bad_config: the
         program cannot be run, or the name is taken; internal: not on the main thread; cancelled:
-        stopping.
+        the supervisor is stopping.
         """
         if self._stopping:
             raise ZrtError("cancelled", f"{name} is not started: everything is being stopped")
@@ -267,10 +270,10 @@ class Supervisor:
         return child
 
     async def stop(self, timeout: float) -> None:
-        """SIGTERM all children, the last one first; SIGKILL what still runs after `timeout`
-        seconds; reap. Called again meanwhile: SIGKILL at once.
+        """End all children, the last one first, by SIGTERM, after `timeout` seconds by SIGKILL, and
+        reap them. A second call meanwhile sends SIGKILL at once.
 
-        ZrtError internal: the kernel does not let one go.
+        ZrtError internal: the kernel does not let a process go.
         """
         if self._stopping:
             self.kill()
@@ -286,7 +289,7 @@ class Supervisor:
         return {name: child.pid for name, child in self.children.items()}
 
     def kill(self) -> None:
-        """SIGKILL everything, and start nothing again."""
+        """Kill all processes (SIGKILL), and start none again."""
         self._stopping = True
         for child in self.children.values():
             child.dismiss()

@@ -1,5 +1,5 @@
-"""What a command owes its terminal: signals end it in good order, its standard streams exist, and
-it talks on when nobody listens."""
+"""A command and its terminal: signals that end the command in good order, standard streams that
+exist, and output that nobody reads."""
 
 import asyncio
 import errno
@@ -18,7 +18,7 @@ import uvloop
 
 ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""A disk that takes nothing now and may do so later."""
+"""The error numbers of a disk that takes nothing now and may do so later."""
 
 _T = TypeVar("_T")
 
@@ -39,8 +39,8 @@ def open_streams() -> None:
 
 
 def all_descriptors() -> None:
-    """Take as many descriptors as the system lets this process and its children have: a shell's
-    limit is soon reached by connections."""
+    """Raise this process's limit of descriptors, and so its children's, to the most the system
+    allows: connections soon reach a shell's limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):  # more than the kernel itself allows
@@ -48,8 +48,8 @@ def all_descriptors() -> None:
 
 
 class _Interrupt:
-    """A signal handler that raises KeyboardInterrupt, and remembers: Python drops what is raised
-    inside an import's or a collector's callback."""
+    """A signal handler that raises KeyboardInterrupt, and remembers the signal: Python drops what
+    is raised inside an import's or a collector's callback."""
 
     def __init__(self) -> None:
         self.came = False
@@ -60,7 +60,7 @@ class _Interrupt:
 
 
 def interruptible() -> None:
-    """Let SIGTERM, and SIGHUP where it is not ignored (nohup), raise KeyboardInterrupt as Ctrl-C
+    """Make SIGTERM, and SIGHUP where it is not ignored (nohup), raise KeyboardInterrupt as Ctrl-C
     does."""
     interrupt = _Interrupt()
     for number in ending_signals():
@@ -74,9 +74,9 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def say(text: str) -> None:
-    """Write a line on stderr. A command's work does not end because nobody reads what it says about
-    it: a line that a full disk does not take is dropped, and a reader that is gone is told no
-    more."""
+    """Write a line on stderr. A command's work does not end because its output is not read: a line
+    that a full disk does not take is dropped, and once the reader is gone nothing more is
+    written."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError as error:
@@ -87,8 +87,8 @@ def say(text: str) -> None:
 
 
 def listens(stream: TextIO) -> bool:
-    """Say whether a line can be written now. A pager or a terminal that is paused takes none, and
-    whoever writes is held up."""
+    """Return whether a line can be written now. A pager or a terminal that is paused takes none,
+    and would hold the writer up."""
     ready = select.poll()
     try:
         ready.register(stream.fileno(), select.POLLOUT)
@@ -98,15 +98,15 @@ def listens(stream: TextIO) -> bool:
 
 
 def mute(stream: TextIO) -> None:
-    """Send what is still written to a stream, and what it holds back, nowhere."""
+    """Discard what is still written to a stream, and what the stream's buffer holds."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
 
 
 def drop_held_back(stream: TextIO) -> None:
-    """Drop what a stream holds back: else it would be tried with each line that follows, and at the
-    end make the exit status one of Python's own."""
+    """Discard what a stream's buffer holds: else each further line would try it again, and at the
+    end it would make the exit status one of Python's own."""
     fd = stream.fileno()
     kept = os.dup(fd)
     try:
@@ -118,7 +118,7 @@ def drop_held_back(stream: TextIO) -> None:
 
 
 class Foreground:
-    """A loop that runs a command's coroutines, one after the other; use it as a context manager."""
+    """A context manager with a loop that runs a command's coroutines, one after the other."""
 
     def __enter__(self) -> Self:
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -131,8 +131,8 @@ class Foreground:
         self._runner.__exit__(kind, error, trace)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `work()` returns. A signal that ends a command cancels it; KeyboardInterrupt
-        once it has cleaned up."""
+        """Run `work()` and return its result. A signal that ends a command cancels the coroutine;
+        KeyboardInterrupt is raised once that has cleaned up."""
         try:
             return self._runner.run(_cancelled_by_signals(work))
         except asyncio.CancelledError:

@@ -3,7 +3,7 @@
 In reading order:
 
 - tokenizer.py: text to token ids, and back
-- tokenizer_files.py: what stands beside tokenizer.json
+- tokenizer_files.py: the files beside tokenizer.json
 - chat_template.py: chats as the model was trained on them
 - detokenizer.py: text in pieces that are never taken back
 - stop_strings.py: stop strings over a stream of text

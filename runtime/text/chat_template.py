@@ -20,11 +20,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class ChatTemplate:
-    """One template. It runs in Jinja's sandbox: it may fail in any way, but reach nothing outside
-    of its arguments."""
+    """A chat template, which runs in Jinja's sandbox: it may fail in any way, but reach nothing
+    outside of its arguments."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` by the names that templates use, such as bos_token."""
+        """Take a template's source; `special_tokens` are by the names that templates use, such as
+        bos_token."""
         self._source = source
         self._special_tokens = dict(special_tokens)
 
@@ -51,7 +52,8 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %} … {% endgeneration %}`: its body, as if the tags were not there."""
+    """The tag `{% generation %} … {% endgeneration %}`, whose body is rendered as if the tags were
+    not there."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's own way to declare them)
 

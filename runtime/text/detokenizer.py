@@ -1,12 +1,12 @@
-"""Token ids to text, one by one: what `Tokenizer.decode` would say of all of them, in pieces that
-are never taken back.
+"""Token ids to text, one by one: what `Tokenizer.decode` would return for all of them, in pieces
+that are never taken back.
 
-Two ways, chosen by the tokenizer's decoder. Byte-level vocabularies (GPT-2's and most since) map
-each token to bytes, so an incremental UTF-8 decoder says the same as decoding all at once. For all
-others a window of the last tokens is decoded with and without the new one, and the difference is
-the piece; there, a run of byte-fallback tokens such as `<0xE4>` is held back until another token
-ends it, since the tokenizers library judges a run as a whole: one wrong byte turns all its
-characters into U+FFFD.
+There are two ways, chosen by the tokenizer's decoder. Byte-level vocabularies (GPT-2's and most
+since) map each token to bytes, so an incremental UTF-8 decoder returns the same as decoding all at
+once. For all others a window of the last tokens is decoded with and without the new one, and the
+difference is the piece; there, a run of byte-fallback tokens such as `<0xE4>` is held back until
+another token ends it, since the tokenizers library judges a run as a whole: one wrong byte turns
+all its characters into U+FFFD.
 """
 
 import codecs
@@ -18,12 +18,12 @@ from typing import Any, Final, Protocol
 from zrt.runtime.text.tokenizer import Tokenizer, clean_up
 
 WINDOW: Final = 8
-"""Visible tokens that give a new one its context. One would do for the known decoders, whose rules
-look at the first token (leading space) or at the one before; more keep that first-token rule away
-from tokens that are empty or blank."""
+"""The number of visible tokens that give a new one its context. One would do for the known
+decoders, whose rules look at the first token (leading space) or at the one before; more keep that
+first-token rule away from tokens that are empty or blank."""
 
 UNFINISHED: Final = 3
-"""Tokens that an unfinished character may have: one less than the bytes of the longest."""
+"""The most tokens of an unfinished character: one less than the bytes of the longest character."""
 
 BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -47,7 +47,7 @@ class Detokenizer:
         self._pieces.begin([(token, name) for token in spoken if (name := backend.id_to_token(token)) is not None])
 
     def push(self, token: int) -> str:
-        """Add one id and return the text that is settled by it, often empty."""
+        """Add one id and return the text that it settles, often empty."""
         if token in self._silent or (name := self._backend.id_to_token(token)) is None:
             return ""
         piece = self._pieces.push(token, name)
@@ -62,15 +62,16 @@ class Detokenizer:
 
 class _Pieces(Protocol):
     def begin(self, prompt: Sequence[tuple[int, str]]) -> None:
-        """Start after these tokens: of their text, only an unfinished character matters."""
+        """Start after the tokens of a prompt, of whose text only an unfinished character
+        matters."""
 
     def push(self, token: int, name: str) -> str: ...
     def finish(self) -> str: ...
 
 
 class _Bytes:
-    """Byte-level tokens. One with a character that stands for no byte (added tokens have such) is
-    text as it is."""
+    """The text of byte-level tokens. A token with a character that stands for no byte (added tokens
+    have such) is text as it is."""
 
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -91,8 +92,8 @@ class _Bytes:
 
 
 def _byte_of() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes in order for U+0100
-    and on."""
+    """Return GPT-2's alphabet, the byte of each character: printable Latin-1 stands for itself,
+    U+0100 and on for the other bytes in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(rest)}
@@ -102,7 +103,8 @@ _BYTE_OF: Final = _byte_of()
 
 
 class _Window:
-    """Any other decoder: the difference that a token makes to the decoded window."""
+    """The text of tokens under any other decoder: the difference that a token makes to the decoded
+    window."""
 
     def __init__(self, backend: Any, decoder: dict[str, Any]) -> None:
         self._backend = backend
@@ -133,13 +135,13 @@ class _Window:
 
 
 class CleanUp:
-    """transformers' clean_up_tokenization over a stream.
+    """The clean_up_tokenization of transformers over a stream of text.
 
-    It removes spaces only, in patterns that begin with a space and have four characters at most, so
-    no pattern spans a cut after four characters that are no spaces. A cut right before a space is
-    spanned in two ways: after ` '`, where that space may be the rest of ` ' `; and where ` ' ` may
-    take that space away, so that what follows is the `'` of ` n't` or ` 'm`. Of several spaces, the
-    last two alone can be in a pattern.
+    The clean-up removes spaces only, in patterns that begin with a space and have four characters
+    at most, so no pattern spans a cut after four characters that are no spaces. A cut right before
+    a space is spanned in two ways: after ` '`, where that space may be the rest of ` ' `; and where
+    ` ' ` may take that space away, so that what follows is the `'` of ` n't` or ` 'm`. Of several
+    spaces, the last two alone can be in a pattern.
     """
 
     CUT: Final = re.compile(r"(?<=[^ ]{4})|(?<! ')(?:(?= [^ '])|(?<! n)(?:(?<! )(?= )|(?=  )))")

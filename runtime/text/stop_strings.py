@@ -6,8 +6,8 @@ from zrt.runtime.errors import ZrtError
 
 
 class StopMatcher:
-    """Lets text through up to the first stop string, and holds back what could be the beginning of
-    one.
+    """A filter that lets text through up to the first stop string, and holds back what could be the
+    beginning of one.
 
     The first stop to be complete ends the text, as the answer ends there; of two complete at the
     same character, the longer. So the outcome depends on the text alone, not on the pieces it comes
@@ -15,7 +15,8 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Errors: bad_request on an empty stop string, which would be found everywhere."""
+        """Take the stop strings. ZrtError bad_request: one is empty, and would be found
+        everywhere."""
         if not all(stops):
             raise ZrtError("bad_request", "a stop string is empty")
         self._stops = tuple(stops)
@@ -25,8 +26,8 @@ class StopMatcher:
         """The stop string that ended the text."""
 
     def push(self, piece: str) -> str:
-        """Add text, and return what surely stands before any stop string. Empty for good after a
-        match."""
+        """Add text, and return what surely stands before any stop string; after a match, always an
+        empty text."""
         if self.matched is not None:
             return ""
         text = self._held + piece
@@ -45,8 +46,8 @@ class StopMatcher:
         return held
 
     def _beginning(self, text: str) -> int:
-        """Return where the longest end of `text` starts that is the beginning of a stop string; its
-        length if there is none."""
+        """Return where the longest end of `text` starts that is the beginning of a stop string; the
+        length of `text` if there is none."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stops):
                 return start

@@ -19,19 +19,19 @@ CLEAN_UP: Final = (
     (" ' ", "'"),
     *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
 )
-"""What transformers' clean_up_tokenization replaces in a decoded text, one after the other."""
+"""The replacements that transformers' clean_up_tokenization makes in a decoded text, in order."""
 
 
 class Tokenizer:
     """A model's own tokenizer: vocabulary, special tokens, chat template.
 
-    Encoding takes time in proportion to the text; a long prompt belongs in a thread. Others run
-    meanwhile: it releases the GIL, as tokenizers' `encode` does not (0.23: 0.5 s for 1 MB), but its
-    `encode_batch`.
+    Encoding takes time in proportion to the text; a long prompt belongs in a thread. Other threads
+    run meanwhile: of the tokenizers library, `encode_batch`, which is used here, releases the GIL,
+    `encode` does not (0.23: 0.5 s for 1 MB).
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: TokenizerSettings, name: str) -> None:
-        """`name` is what messages call the model."""
+        """Take a loaded tokenizer and its settings; `name` is the model's name in messages."""
         self.backend = backend
         self._name = name
         # a file may carry the settings of its training, which would cut prompts silently
@@ -52,7 +52,8 @@ class Tokenizer:
     def open(cls, folder: Path) -> "Tokenizer | None":
         """Load tokenizer.json, tokenizer_config.json and chat_template.jinja of `folder`.
 
-        None if it has no tokenizer.json: such a model takes token ids only. Errors: bad_model.
+        Return None if there is no tokenizer.json: such a model takes token ids only. ZrtError
+        bad_model.
         """
         file = folder / "tokenizer.json"
         if not file.is_file():
@@ -67,7 +68,8 @@ class Tokenizer:
         model's own template.
 
         BOS stands first exactly once where the model wants it, whether or not its template writes
-        it. Errors: bad_request, when there is nothing to say, no template, or the template raises.
+        it. ZrtError bad_request: the last message is empty, there is no template, or the template
+        raises.
         """
         if not messages or not messages[-1].get("content"):
             raise ZrtError("bad_request", "the prompt is empty")
@@ -84,7 +86,7 @@ class Tokenizer:
 
     def encode_raw(self, text: str) -> list[int]:
         """Return the ids of `text` as it is, with the special tokens that the tokenizer adds. BOS
-        is not doubled when the text begins with it. Errors: bad_request on an empty text."""
+        is not doubled when the text begins with it. ZrtError bad_request: the text is empty."""
         if not text:
             raise ZrtError("bad_request", "the prompt is empty")
         ids = self._encode(text, special=True)
@@ -108,7 +110,7 @@ class Tokenizer:
 
 
 def clean_up(text: str) -> str:
-    """Without the spaces that a word vocabulary leaves before punctuation and English
+    """Return `text` without the spaces that a word vocabulary leaves before punctuation and English
     contractions."""
     for spaced, clean in CLEAN_UP:
         text = text.replace(spaced, clean)

@@ -1,4 +1,4 @@
-"""What stands beside tokenizer.json: names of special tokens, further tokens, the chat template."""
+"""The files beside tokenizer.json: names of special tokens, further tokens, the chat template."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ import tokenizers
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """tokenizer_config.json, special_tokens_map.json (older models) and chat_template.jinja, as far
-    as there are any."""
+    """The settings in tokenizer_config.json, special_tokens_map.json (older models) and
+    chat_template.jinja, as far as these files exist."""
 
     named: dict[str, tokenizers.AddedToken]
     """Special tokens by the names that chat templates use, such as bos_token."""
     others: list[tokenizers.AddedToken]
-    """Special tokens without such a name."""
+    """Special tokens without a name for chat templates."""
     listed: list[tokenizers.AddedToken]
     """Added tokens, special or not, in the order of their ids."""
     template: str | None
     """The default chat template, in Jinja."""
     cleans_up: bool
-    """Whether decoding shall end with transformers' clean_up_tokenization."""
+    """Whether decoding ends with transformers' clean_up_tokenization."""
 
     @classmethod
     def read(cls, folder: Path) -> "TokenizerSettings":
-        """Raises what files of other forms than these raise: OSError, ValueError, TypeError,
-        LookupError."""
+        """Read the settings in `folder`. Raises what files of other forms raise: OSError,
+        ValueError, TypeError, LookupError."""
         said = _object(folder / "tokenizer_config.json")
         tokens = _object(folder / "special_tokens_map.json") | said
         named = {name: value for name, value in tokens.items() if name.endswith("_token")}
@@ -48,10 +48,11 @@ class TokenizerSettings:
         )
 
     def add_to(self, backend: tokenizers.Tokenizer) -> None:
-        """Add what tokenizer.json lacks or says otherwise, with the outcome that transformers has.
+        """Add to `backend` the tokens that tokenizer.json lacks or describes otherwise, with the
+        outcome that transformers has.
 
-        A token listed by its id is matched as listed, and special if listed so. One with a name is
-        special. Any other special token is added if it is not there at all.
+        A token listed by its id is matched as listed, and special if listed so. A token with a name
+        is special. Any other special token is added if it is not there at all.
         """
         present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
         wanted = present | {token.content: token for token in self.listed}
@@ -71,7 +72,8 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _token(value: str | dict[str, Any], special: bool = True) -> tokenizers.AddedToken:
-    """Return a token as the files write it: its text, or a table of what AddedToken takes."""
+    """Return a token from the form it has in the files: its text, or a table of what AddedToken
+    takes."""
     if isinstance(value, str):
         return tokenizers.AddedToken(value, special=special, normalized=False)
     flags = {name: bool(value.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
@@ -79,7 +81,8 @@ def _token(value: str | dict[str, Any], special: bool = True) -> tokenizers.Adde
 
 
 def _template(file: Path, said: Any) -> str | None:
-    """Return the template of the file, else of the settings, where there may be several by name."""
+    """Return the template in the file, else the one in the settings, where there may be several by
+    name."""
     if file.is_file():
         return file.read_text(encoding="utf-8")
     if isinstance(said, list):

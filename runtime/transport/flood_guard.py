@@ -1,11 +1,11 @@
-"""What has been read from a ROUTER but not handed on yet, and whoever sends so much that it cannot
-be: a flood.
+"""The messages read from a ROUTER but not handed on yet, and the defence against a peer that sends
+too many: a flood.
 
 libzmq's own bound (RCVHWM) stops reading a connection, and in version 4.3.5 a connection that
 breaks while it is stopped may end the process: a PING among what is still buffered is answered on a
-descriptor that is no longer watched, which libzmq asserts never happens. So nothing is stopped: the
-reader takes what there is, and who has more of it here than anybody else when it gets too much
-loses its connection.
+descriptor that is no longer watched, which libzmq asserts never happens. So no connection is
+stopped: the reader takes what there is, and when that gets too much, the peer with the most waiting
+here loses its connection.
 """
 
 import os
@@ -21,22 +21,25 @@ from zrt.runtime.transport.outbox import Frames
 
 MESSAGES: Final = 32_768
 BYTES: Final = 1024 * 1024 * 1024
-"""What may wait, of all peers together. A peer of ours has far less open: credit bounds it."""
+"""The most that may wait, from all peers together. A peer of ours has far less in flight: credit
+limits it."""
 DROPS: Final = 1024
-"""A flood is cut off anew after so many more messages: it may have come back under the same routing
-id."""
+"""The number of messages after which a flood is cut off anew: it may have come back under the same
+routing id."""
 
 _LEAST: Final = 2
-"""Bytes that the shortest frame takes on a connection."""
+"""The bytes that the shortest frame takes on a connection."""
 _RECEIVED: Final = struct.Struct("=Q")
 _RECEIVED_AT: Final = 128
-"""Where Linux's tcp_info (linux/tcp.h) has tcpi_bytes_received."""
+"""The offset of tcpi_bytes_received in Linux's tcp_info (linux/tcp.h)."""
 _RESET: Final = struct.pack("ii", 1, 0)
-"""Closed at once, so that whoever still sends hears of it."""
+"""The SO_LINGER value that resets a connection when it is closed, so that a peer that still sends
+notices."""
 
 
 class FloodGuard:
-    """The peers take turns, each one's messages stay in order. False while nothing waits."""
+    """The messages of a ROUTER's peers that wait to be handed on. Peers take turns, each one's
+    messages stay in order. False while nothing waits."""
 
     def __init__(self) -> None:
         self._queues: dict[bytes, _Queue] = {}
@@ -60,8 +63,9 @@ class FloodGuard:
         return frames
 
     def push(self, frames: Frames) -> bytes | None:
-        """Keep a message, its peer's routing id first. The peer that is now taken for a flood, if
-        this was too much: what it had here is dropped."""
+        """Keep a message, whose first frame is its peer's routing id. If too much waits now, drop
+        all that waits from the peer with the most, take that peer for a flood, and return its
+        routing id."""
         peer, size = bytes(frames[0]), _size(frames)
         queue = self._queues.get(peer)
         if queue is None:
@@ -81,8 +85,8 @@ class FloodGuard:
         return most
 
     def refuses(self, frames: Frames, last: zmq.Frame) -> bool:
-        """Return whether a message that was read is part of a flood, and so comes to nothing.
-        `last` is its last frame, which knows its connection."""
+        """Return whether a message that was read is part of a flood and so is dropped. `last` is
+        its last frame, through which its connection is found."""
         flood = self._floods.get(bytes(frames[0])) if self._floods else None
         if flood is None:
             return False
@@ -94,11 +98,11 @@ class FloodGuard:
 
     @property
     def flooded(self) -> bool:
-        """Whether there is a flood that has not been read to its end."""
+        """Whether some flood has not been read to its end."""
         return bool(self._floods)
 
     def over(self) -> None:
-        """There is nothing more to read: no flood is left."""
+        """Forget all floods, since there is nothing more to read."""
         self._floods.clear()
 
 
@@ -114,7 +118,7 @@ class _Flood:
     __slots__ = ("bytes", "dropped")
 
     def __init__(self, size: int) -> None:
-        self.bytes = size  # read from it, at least
+        self.bytes = size  # read from the peer, at least
         self.dropped = 0
 
 
@@ -125,8 +129,8 @@ def _size(frames: Frames) -> int:
 def _cut(frame: zmq.Frame, read: int) -> None:
     """End the connection that a frame came over, from which `read` bytes or more have been read.
 
-    libzmq may have closed it meanwhile, and its descriptor be another's by now: one over which less
-    has come is left alone.
+    libzmq may have closed that connection meanwhile, and its descriptor may be another's by now: a
+    connection over which less than `read` has come is left alone.
     """
     with (
         suppress(OSError, zmq.ZMQError, struct.error),

@@ -59,22 +59,24 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.TimerHandle | None = None
         self._dealer: Socket | None = None
-        self._open()  # ZrtError: as Sockets.dealer
+        self._open()  # ZrtError as for Sockets.dealer
 
     def send(self, frames: Frames) -> None:
-        """ZrtError `lost_kind`: not connected; overloaded, too_large: as Mailbox.send."""
+        """Send a message. ZrtError `lost_kind`: not connected; overloaded, too_large: as for
+        `Mailbox.send`."""
         if self._dealer is None or (self._reconnect and not self.up):
             raise self.lost()
         self._mailbox.send(frames)
 
     async def room(self, timeout: float) -> None:
-        """As Mailbox.room. ZrtError `lost_kind`: not connected."""
+        """Wait until the peer's outbox is at most half full, as `Mailbox.room` does. ZrtError
+        `lost_kind`: not connected."""
         if self._dealer is None:
             raise self.lost()
         await self._mailbox.room(timeout)
 
     def renew(self) -> None:
-        """Take the connection for broken, since nothing comes over it."""
+        """Treat the connection as broken, since nothing comes over it."""
         if self._dealer is not None:
             self._over()
 
@@ -82,7 +84,7 @@ class Link:
         return ZrtError(self.lost_kind, f"no connection to {self.endpoint}")
 
     def close(self) -> None:
-        """For good; calls nobody."""
+        """Close the link for good, without calling `on_down`."""
         self.closed = True
         self._shut()
         if self._again is not None:
@@ -103,8 +105,8 @@ class Link:
         self._on_message(self, frames)
 
     def _watch(self) -> None:
-        """Read the connection's events. There are a handful in its life, so the loop's turn is no
-        concern here."""
+        """Read the connection's events. There is only a handful of them in its life, so they are
+        read without giving the loop its turn."""
         while self._dealer is not None:
             try:
                 report = self._monitor.recv_multipart(_DONTWAIT)

@@ -1,10 +1,10 @@
 """A mailbox: the one reader of one socket, on the loop's own file descriptors, and an outbox for
 each of the socket's peers.
 
-libzmq's descriptor tells of a change once and then stays silent until everything has been looked
-at, and any call on the socket may consume what it told. Hence: read until EAGAIN (a bounded number
-of messages, then the loop gets its turn), look again after each send, and retry what a peer had no
-room for at every wake-up (a ROUTER's POLLOUT says nothing of one peer), with a timer beneath it.
+libzmq's descriptor signals a change once and then stays silent until everything has been looked at,
+and any call on the socket may consume the signal. Hence: read until EAGAIN (a bounded number of
+messages, then the loop gets its turn), look again after each send, and retry what a peer had no
+room for at every wake-up (a ROUTER's POLLOUT says nothing of one peer), and by a timer besides.
 """
 
 import asyncio
@@ -23,27 +23,28 @@ from zrt.runtime.transport.sockets import Socket, descriptor, readable
 log = logging.getLogger(__name__)
 
 TURN: Final = 64
-"""Messages read before the loop gets its turn."""
+"""The number of messages read before the loop gets its turn."""
 TURN_S: Final = 0.01
-"""Seconds after which it gets its turn in any case: a few messages may be long ones."""
+"""The seconds of reading after which the loop gets its turn in any case: a few messages may be long
+ones."""
 GATHER_S: Final = 0.01
-"""Seconds a turn may go on to read, without handing on, what it did not get to: libzmq holds
-without bound what is not read."""
+"""The seconds for which a turn may go on to read, without handing on, what it did not get to:
+libzmq holds unread messages without a bound."""
 RETRY_S: Final = 0.01
 LEND: Final = 256 * 1024
-"""Frames from this size on are lent to libzmq rather than copied: below, the copy is cheaper than
-the bookkeeping (measured)."""
+"""The size in bytes from which frames are lent to libzmq rather than copied: below, the copy is
+cheaper than the bookkeeping (measured)."""
 VIEW: Final = 16 * 1024
-"""Received frames from this size on are handed out as views of libzmq's memory, smaller ones as
-bytes."""
+"""The size in bytes from which received frames are handed out as views of libzmq's memory; smaller
+ones are handed out as bytes."""
 
 _DONTWAIT: Final = int(zmq.DONTWAIT)
 _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 class Mailbox:
-    """Owns `socket`, a ROUTER (`routed`) or a DEALER; `on_message` gets each multipart that
-    arrives, a ROUTER's with the peer's routing id first.
+    """The owner of `socket`, a ROUTER (`routed`) or a DEALER; `on_message` gets each multipart
+    message that arrives, a ROUTER's with the peer's routing id first.
 
     Peers are named by their routing ids; a DEALER's one peer is b"". Every method is called on the
     loop's thread.
@@ -63,16 +64,16 @@ class Mailbox:
         self._retry: asyncio.TimerHandle | None = None
         self._fd = descriptor(socket)
         self._loop.add_reader(self._fd, self._wake)
-        self._schedule()  # what arrived before the reader was there is not told again
+        self._schedule()  # what arrived before the reader was there is not signalled again
 
     # ---- sending ---------------------------------------------------------------------------------
 
     def send(self, frames: Frames, peer: bytes = b"") -> bool:
-        """Send, or queue behind what already waits for this peer. False if a ROUTER knows no such
-        peer (any more).
+        """Send a message, or queue it behind what already waits for this peer. Return False if a
+        ROUTER knows no such peer (any more).
 
-        The frames are bytes or flat views of bytes; a view's memory is not written to while the
-        peer may still have to take it.
+        The frames are bytes or flat views of bytes; a view's memory must not be written to while
+        the peer may still have to take it.
 
         ZrtError too_large: a frame over `limit`; overloaded: the peer's outbox is full; cancelled:
         the mailbox is closed.
@@ -115,8 +116,8 @@ class Mailbox:
     async def room(self, timeout: float, peer: bytes = b"") -> None:
         """Wait until the peer's outbox is at most half full.
 
-        ZrtError deadline after `timeout` seconds; stage_lost when the peer is gone, the reason when
-        the mailbox is closed.
+        ZrtError deadline after `timeout` seconds; stage_lost when the peer is gone; the reason
+        given to `close` when the mailbox is closed.
         """
         outbox = self._outboxes.get(peer)
         if outbox is None or outbox.roomy:
@@ -133,7 +134,7 @@ class Mailbox:
                 outbox.waiters.remove(waiter)
 
     def _give(self, frames: Frames, peer: bytes) -> bool:
-        """Hand a message to libzmq: False if it has no room. Only the first frame can be
+        """Hand a message to libzmq; return False if it has no room. Only the first frame can be
         refused."""
         send = self._socket.send
         try:
@@ -165,7 +166,7 @@ class Mailbox:
             self._retry = self._loop.call_later(RETRY_S, self._again)
 
     def _flush(self) -> None:
-        """Retry what waits, peer by peer, and let go of outboxes that have become idle."""
+        """Retry what waits, peer by peer, and remove the outboxes that have become idle."""
         for peer, outbox in list(self._outboxes.items()):
             try:
                 while outbox and self._give(outbox.first(), peer):
@@ -189,8 +190,8 @@ class Mailbox:
     # ---- reading ---------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Read all that has arrived, for the last time. Only after the connection is over, so that
-        there is an end to it."""
+        """Read all that has arrived, for the last time. To be called only after the connection is
+        over, so that there is an end to what arrives."""
         while not self._closed and not self._reading and self._read(TURN):
             pass
 
@@ -212,7 +213,7 @@ class Mailbox:
             self._flush()
 
     def _read(self, most: int) -> bool:
-        """Hand on at most `most` messages; True if there may be more."""
+        """Hand on at most `most` messages; return whether there may be more."""
         late = time.monotonic() + TURN_S
         self._reading = True
         try:
@@ -235,8 +236,8 @@ class Mailbox:
         return True
 
     def _gather(self) -> None:
-        """Take in what this turn did not get to, so that it is counted: whoever sends too much of
-        it is cut off."""
+        """Read what this turn did not get to, so that it is counted, and cut off a peer that sends
+        too much."""
         late = time.monotonic() + GATHER_S
         while (frames := self._receive()) is not None:
             flood = self._backlog.push(frames)
@@ -246,8 +247,8 @@ class Mailbox:
                 break
 
     def _receive(self) -> Frames | None:
-        """Return the next message from the socket, None if there is none, or none for now among
-        what a flood left."""
+        """Return the next message from the socket; None if there is none, or for now nothing but
+        the rest of a flood."""
         receive = self._socket.recv
         for _ in range(TURN):
             if not readable(self._socket):  # a fifth of what EAGAIN's exception costs
@@ -265,10 +266,10 @@ class Mailbox:
     # ---- the end ---------------------------------------------------------------------------------
 
     def close(self, reason: ZrtError) -> None:
-        """Stop reading, drop what waits in outboxes, close the socket (which still sends what it
-        has, for LINGER_MS).
+        """Stop reading, drop what waits in outboxes, and close the socket (which still sends what
+        it has, for LINGER_MS).
 
-        `reason` is what those who wait for room get.
+        `reason` is the error for those who wait for room.
         """
         if self._closed:
             return

@@ -1,5 +1,5 @@
-"""What one peer has yet to take: messages its socket had no room for, and large buffers that libzmq
-still reads from."""
+"""A peer's outbox: messages its socket had no room for, and large buffers that libzmq still reads
+from."""
 
 import asyncio
 from collections import deque
@@ -14,14 +14,16 @@ BYTES: Final = 64 * 1024 * 1024
 
 
 class Tracker(Protocol):
-    """zmq.MessageTracker: `done` once libzmq has let go of the buffer."""
+    """The part of zmq.MessageTracker that is used: `done` is true once libzmq has let go of the
+    buffer."""
 
     @property
     def done(self) -> bool: ...
 
 
 class Outbox:
-    """Bounded in messages and bytes, except that an empty one takes a message of any size."""
+    """What one peer has yet to take, bounded in messages and bytes, except that an empty outbox
+    takes a message of any size."""
 
     __slots__ = ("_held", "_lent", "_lent_bytes", "_waiting", "waiters")
 
@@ -33,12 +35,12 @@ class Outbox:
         self.waiters: list[asyncio.Future[None]] = []
 
     def __len__(self) -> int:
-        """Messages waiting."""
+        """Return the number of messages that wait."""
         return len(self._waiting)
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, nothing is lent to libzmq, and nobody waits for room."""
+        """Whether nothing waits, nothing is lent to libzmq, and nobody waits for room."""
         self._settle()
         return not (self._waiting or self._lent or self.waiters)
 
@@ -48,8 +50,8 @@ class Outbox:
 
     @property
     def roomy(self) -> bool:
-        """At most half full: whoever waits for room may go on, and a message of up to half the
-        bound is sure to fit."""
+        """Whether the outbox is at most half full: whoever waits for room may go on, and a message
+        of up to half the bound is sure to fit."""
         return self._fits(0, MESSAGES // 2, BYTES // 2)
 
     def push(self, frames: Frames, size: int) -> None:
@@ -63,12 +65,12 @@ class Outbox:
         self._held -= self._waiting.popleft()[1]
 
     def lend(self, tracker: Tracker, size: int) -> None:
-        """libzmq reads a buffer of `size` bytes until `tracker` is done."""
+        """Record that libzmq reads a buffer of `size` bytes until `tracker` is done."""
         self._lent.append((tracker, size))
         self._lent_bytes += size
 
     def wake(self) -> None:
-        """Let those who wait for room go on, if there is."""
+        """Let those who wait for room go on, if there is room."""
         if self.waiters and self.roomy:
             for waiter in self.waiters:
                 if not waiter.done():
@@ -76,7 +78,7 @@ class Outbox:
             self.waiters.clear()
 
     def fail(self, error: ZrtError) -> None:
-        """The peer is gone: drop everything, fail those who wait."""
+        """Drop everything, and fail those who wait for room with `error`."""
         self._waiting.clear()
         self._held = 0
         for waiter in self.waiters:

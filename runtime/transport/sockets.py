@@ -1,10 +1,10 @@
 """The one place that makes ZeroMQ sockets: the context they live in, their options, and the
 endpoints they bind.
 
-A DEALER made here lives for one connection: libzmq never reconnects it. Its own way to say so
-(RECONNECT_IVL -1) ends the pipe as soon as the peer is gone and drops what had already arrived, a
-last reply for one, so the reconnect is put off for a day instead, and whoever owns the DEALER
-closes it at the first sign that its connection is over (see link.py).
+A DEALER made here lives for one connection: libzmq never reconnects it. libzmq's own option for
+that (RECONNECT_IVL -1) ends the pipe as soon as the peer is gone and drops what had already
+arrived, a last reply for one, so the reconnect is put off for a day instead, and the owner of the
+DEALER closes it at the first sign that its connection is over (see link.py).
 """
 
 import asyncio
@@ -21,26 +21,26 @@ from zrt.runtime.errors import ZrtError
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
 HIGH_WATER: Final = 256
-"""Messages that libzmq holds for one peer on their way out, besides the outbox. On their way in
-there is no such bound (see flood_guard.py)."""
+"""The number of outgoing messages that libzmq holds for one peer, besides the outbox. Incoming ones
+have no such bound (see flood_guard.py)."""
 LINGER_MS: Final = 250
 """How long a closed socket still tries to send what it was given."""
 CLOSE_S: Final = 5.0
 """How long a context may take to end, lingering included."""
 CONNECT_MS: Final = 5_000
-"""A host that does not answer, or a peer that accepts but does not speak ZMTP (a stopped process),
-is given up after this."""
+"""How long a connection may take to be made: then a host that does not answer, or a peer that
+accepts but does not speak ZMTP (a stopped process), is given up."""
 PING_MS: Final = 2_000
 PING_TIMEOUT_MS: Final = 10_000
-"""A connection whose other side is stopped, or whose host is gone, breaks after this.
+"""How long a connection whose other side is stopped, or whose host is gone, takes to break.
 
 DEALERs find out by ZMTP heartbeats, which libzmq's own thread answers, so that a busy process stays
-connected. ROUTERs leave it to TCP: what they sent is not taken for this long, or the host does not
-answer. libzmq 4.3.5 may end the process when a ROUTER's own heartbeat is due on a connection that
-has broken after another took its routing id over.
+connected. ROUTERs leave that to TCP: what they sent is not taken for this long, or the host does
+not answer. libzmq 4.3.5 may end the process when a ROUTER's own heartbeat is due on a connection
+that has broken after another took its routing id over.
 """
 KEEPALIVE_S: Final = 2
-"""How often a ROUTER's silent connection is tried."""
+"""The seconds between TCP's keepalive probes of a ROUTER's silent connection."""
 
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
@@ -58,14 +58,14 @@ _NONE_LEFT: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class Sockets:
-    """One ZeroMQ context and what is made in it. Used by one thread; whoever makes it closes it,
-    after all its sockets."""
+    """One ZeroMQ context and the sockets made in it. Used by one thread; whoever makes it closes
+    it, after all its sockets."""
 
     def __init__(
         self, *, connect_ms: int = CONNECT_MS, ping_timeout_ms: int = PING_TIMEOUT_MS, receive_bytes: int = -1
     ) -> None:
-        """`receive_bytes` lie at most in the kernel for a DEALER that does not read; -1: as many as
-        it likes, which may be megabytes."""
+        """Make the context. The kernel holds at most `receive_bytes` for a DEALER that does not
+        read; -1: as many as it likes, which may be megabytes."""
         self.connect_ms = connect_ms
         self._ping_timeout_ms = ping_timeout_ms
         self._receive_bytes = receive_bytes
@@ -75,13 +75,12 @@ class Sockets:
             raise _not_made(error) from None
 
     def router(self, listen: str, advertise: str | None, *, limit: int) -> tuple[Socket, str]:
-        """Return a bound ROUTER and the endpoint others connect to. Port 0 becomes the port that
-        was free.
+        """Return a bound ROUTER and the endpoint others connect to. Port 0 becomes a free port.
 
         `advertise` (tcp://host or tcp://host:port) replaces what `listen` names, for peers that
         reach this host by another name; a port it leaves out is the one bound. Frames over `limit`
         bytes end the connection that sends them. ZrtError bad_config: not an endpoint, a port that
-        is taken, or a wildcard that advertises nothing.
+        is taken, or a wildcard without an `advertise`.
         """
         host, port = split_endpoint(listen)
         if host in WILDCARDS and advertise is None:
@@ -145,7 +144,7 @@ class Sockets:
         return socket, monitor
 
     def _make(self, kind: int, limit: int, *, ipv6: bool) -> Socket:
-        """ZrtError internal: there is no descriptor left for one."""
+        """Return a new socket with its options set. ZrtError internal: no descriptor is left."""
         try:
             socket = self._context.socket(kind)
         except zmq.ZMQError as error:
@@ -162,8 +161,8 @@ class Sockets:
         return socket
 
     async def close(self) -> None:
-        """End the context. Takes up to LINGER_MS where something is still being sent. ZrtError
-        internal if a socket was left open."""
+        """End the context; takes up to LINGER_MS while something is still being sent. ZrtError
+        internal: a socket was left open."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 
@@ -192,8 +191,7 @@ def descriptor(socket: Socket) -> int:
 
 
 def readable(socket: Socket) -> bool:
-    """Return whether a message waits. Asking lets libzmq look at what it has been told, so it is
-    not told again."""
+    """Return whether a message waits. Asking consumes libzmq's signal, which is not given again."""
     return bool(cast(int, socket.get(_EVENTS)) & _POLLIN)
 
 

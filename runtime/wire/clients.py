@@ -1,4 +1,4 @@
-"""Messages of clients, and the events they get."""
+"""Messages of clients, and the events sent to them."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +18,8 @@ _event: Final[Decoder[ClientEvent]] = Decoder(ClientEvent)
 
 
 def encode_client(request: ClientRequest) -> bytes:
-    """ZrtError too_large, or bad_request: a text that is not Unicode (Python's strings may hold
-    half a character)."""
+    """Return a client's request as bytes. ZrtError too_large; bad_request: a text is not Unicode
+    (Python's strings may hold half a character)."""
     try:
         return written(_encoder.encode(request), MAX_CLIENT_FRAME)
     except UnicodeEncodeError:
@@ -27,8 +27,8 @@ def encode_client(request: ClientRequest) -> bytes:
 
 
 def decode_client(frame: "Buffer") -> ClientRequest:
-    """WireError bad_request (names the field), unknown_op (no such `type`) or too_large, with the
-    request's id where it can be read."""
+    """Return the request in a frame. WireError bad_request (names the field), unknown_op (no such
+    `type`) or too_large, with the request's id where it can be read."""
     view = view_of(frame, MAX_CLIENT_FRAME)
     try:
         return _client.decode(view)
@@ -37,12 +37,12 @@ def decode_client(frame: "Buffer") -> ClientRequest:
 
 
 def encode_event(event: ClientEvent) -> bytes:
-    """ZrtError too_large."""
+    """Return an event as bytes. ZrtError too_large."""
     return written(_encoder.encode(event), MAX_CLIENT_FRAME)
 
 
 def decode_event(frame: "Buffer") -> ClientEvent:
-    """WireError as `decode_client`."""
+    """Return the event in a frame. WireError as for `decode_client`."""
     view = view_of(frame, MAX_CLIENT_FRAME)
     try:
         return _event.decode(view)

@@ -1,5 +1,5 @@
-"""Snapshots of a cluster by difference: what changed between two of them (for the coordinator), and
-the next one from that (for a client). Pure.
+"""Differences between snapshots of a cluster: computed by the coordinator, applied to the last
+snapshot by a client. Pure.
 
 The rules are those of the message `Changes` in messages/client.py.
 """
@@ -22,8 +22,8 @@ T = TypeVar("T", bound=Struct)
 
 
 def between(old: Cluster, new: Cluster) -> Changes:
-    """Return what is different in `new`. All of its `happened` is news; `id` and `serial` are the
-    caller's to set."""
+    """Return the changes from `old` to `new`. All of `new.happened` is included; the caller sets
+    `id` and `serial`."""
     actors: dict[str, dict[str, Any] | None] = {}
     known = {actor.name: actor for actor in old.actors}
     for actor in new.actors:
@@ -54,7 +54,8 @@ def _fields(old: Struct | None, new: Struct, names: tuple[str, ...]) -> dict[str
 
 
 def _gaps(old: list[float], new: list[float], tokens: int) -> dict[str, list[float]]:
-    """Return the gaps of the last `tokens` tokens, if the others are the old ones; else all."""
+    """Return a field with the gaps of the last `tokens` tokens, if the others are those of `old`;
+    else with all."""
     fresh = new[-tokens:] if tokens > 0 else []
     return {"new_gaps_ms": fresh} if [*old, *fresh][-GAPS:] == new else {"gaps_ms": new}
 
@@ -67,11 +68,11 @@ class Snapshots:
         self._serial = 0
 
     def take(self, event: Cluster | Changes) -> Cluster | None:
-        """Return the cluster after this event; None if events before it were missed, so that none
-        can be made until a `cluster` comes.
+        """Return the cluster after this event; None if events were missed, until the next whole
+        `cluster`.
 
         Processes and sessions that did not change are the same objects as before. ZrtError
-        bad_request: the changes are none to this cluster.
+        bad_request: the changes do not apply to this cluster.
         """
         if isinstance(event, Cluster):
             self._last, self._serial = event, 0
@@ -113,12 +114,12 @@ def _applied(last: Cluster, event: Changes) -> Cluster:
 
 
 def _changed(last: T | None, fields: Mapping[str, Any], kind: type[T]) -> T:
-    """Return a copy with these fields, checked."""
+    """Return a copy of `last`, or a new struct where that is None, with these fields, checked."""
     if last is None:
         return msgspec.convert(fields, kind)
     made = msgspec.structs.replace(last)
     for name, value in fields.items():
-        if (type_ := _TYPES[kind].get(name)) is not None:  # else it is a newer coordinator's
+        if (type_ := _TYPES[kind].get(name)) is not None:  # else the field is a newer coordinator's
             setattr(made, name, value if type(value) is type_ else msgspec.convert(value, type_))
     return made
 

@@ -1,4 +1,4 @@
-"""Why a frame is refused: one exception, and the words that name the field at fault."""
+"""The refusal of a frame: one exception, and the text that names the field at fault."""
 
 import re
 from typing import Any, Final, TypeVar, get_args
@@ -19,10 +19,10 @@ _BODY_PATH: Final = (None, SampledToken, None, HopTime)
 
 
 class WireError(ZrtError):
-    """What a peer sent is refused: bad_request, unknown_op or too_large.
+    """The refusal of what a peer sent: bad_request, unknown_op or too_large.
 
-    `header` is the message's header where it could be read, `id` a client message's id where it
-    could (else empty), so that the sender can be told.
+    `header` is the message's header, `id` a client message's id, where they could be read (else
+    None and empty), so that the sender can be told.
     """
 
     def __init__(self, kind: Kind, message: str, *, header: Header | None = None, id: str = "") -> None:
@@ -52,13 +52,13 @@ def _peek(decoder: Decoder[_Read], frame: memoryview) -> _Read | None:
 
 
 def bad_header(error: Exception) -> WireError:
-    """Return why a header frame did not decode."""
+    """Return the error for a header frame that did not decode."""
     return WireError("bad_request", _explain("header", error, _HEADER_PATH))
 
 
 def bad_tagged(what: str, error: Exception, frame: memoryview, union: Any) -> WireError:
-    """Return why a map with a `type` did not decode as one of `union`: a `type` that nobody knows,
-    or the field at fault."""
+    """Return the error for a map with a `type` that did not decode as one of `union`: an unknown
+    `type`, or the field at fault."""
     named = _peek(_named, frame)
     id = named.id if named else ""
     tag = _peek(_tag, frame)
@@ -69,8 +69,8 @@ def bad_tagged(what: str, error: Exception, frame: memoryview, union: Any) -> Wi
 
 
 def _explain(what: str, error: Exception, levels: tuple[type[Struct] | None, ...]) -> str:
-    """`what.field: what was expected`. `levels` tells what each index in msgspec's path stands for:
-    a list's item (None) or a Struct's field."""
+    """Return `what.field: what was expected`. `levels` tells what each index in msgspec's path
+    stands for: a list's item (None) or a Struct's field."""
     if isinstance(error, RecursionError):
         return f"{what}: nested too deeply"
     if isinstance(error, UnicodeDecodeError):

@@ -27,8 +27,8 @@ ControlMessage: TypeAlias = Done | Failed | MemberMessage | SessionMessage
 Body: TypeAlias = InferenceRequest | ControlMessage | WorkerRequest | WorkerResponse | LayerTraffic
 
 SCHEMAS: Final = ("inference", "control", "ranks", "layers")
-"""What `Header.body` may name: `InferenceRequest`; one of `ControlMessage`, told apart by its
-`type`; or of `WorkerRequest`, in a reply of `WorkerResponse`, by its `op`; or of `LayerTraffic`, by
+"""The values of `Header.body`, for: an `InferenceRequest`; a `ControlMessage`, told apart by its
+`type`; a `WorkerRequest`, in a reply a `WorkerResponse`, by its `op`; a `LayerTraffic` message, by
 its `type`."""
 
 _encoder: Final = Encoder()
@@ -37,11 +37,11 @@ _control: Final[Decoder[ControlMessage]] = Decoder(ControlMessage)
 
 
 def encode(header: Header, body: Body) -> list[bytes | memoryview]:
-    """Return the frames of one message; sets `header.body`. ZrtError too_large if a frame would
+    """Return the frames of one message, and set `header.body`. ZrtError too_large if a frame would
     exceed its limit.
 
-    The first two are fresh; a data frame shares the memory of `body.data`, which stays untouched
-    until it is sent.
+    The first two frames are new bytes; a data frame shares the memory of `body.data`, which must
+    not change until the frame is sent.
     """
     frames: list[bytes | memoryview] = []
     if isinstance(body, InferenceRequest | StepBatch):
@@ -68,8 +68,8 @@ def encode(header: Header, body: Body) -> list[bytes | memoryview]:
 
 
 def decode(frames: "Sequence[Buffer]") -> tuple[Header, Body]:
-    """Return one message of two or three frames. Its tensor data is a slice of the frame that
-    carried it, not a copy.
+    """Return a message's header and body from its two or three frames. Tensor data is a slice of
+    the frame that carried it, not a copy.
 
     WireError bad_request: not decodable, another protocol version, or steps, shape, dtype and data
     that do not agree; unknown_op: no such schema or control message; too_large.
@@ -128,7 +128,8 @@ def _read_control(frame: memoryview) -> ControlMessage:
 
 
 def _check_steps(header: Header, request: InferenceRequest) -> None:
-    """The tensor has one row a token, and the documented fields repeat the first step."""
+    """Raise WireError bad_request unless the tensor has one row a token and the documented fields
+    repeat the first step."""
     if not header.steps:
         raise WireError("bad_request", "header.steps: expected at least one beside an InferenceRequest")
     first = header.steps[0]

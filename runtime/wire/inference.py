@@ -1,4 +1,4 @@
-"""Bare inference messages, and what every inference message is checked for."""
+"""Bare inference messages, and the checks of every inference message."""
 
 import math
 from typing import TYPE_CHECKING, Final
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4}
-"""What `Header.dtype` may name. Token ids are uint32 (or unnamed), hidden states one of the floats;
-all little-endian."""
+"""The bytes of an element by its `Header.dtype`. Token ids are uint32 (or unnamed), hidden states
+one of the floats; all little-endian."""
 LAST_POSITION: Final = 2**32 - 1
 
 
 def decode_inference(frame: "Buffer") -> InferenceRequest:
-    """Return a bare request: u32-LE token ids of shape [n], or f16-LE hidden states of shape [1, n,
-    hidden], n >= 1.
+    """Return the bare request in a frame: u32-LE token ids of shape [n], or f16-LE hidden states of
+    shape [1, n, hidden], n >= 1.
 
-    Whatever KwaaiNet's own decoder takes is taken (see codecs/kwaai.py), then shape, data and
+    Whatever KwaaiNet's own decoder accepts is accepted (see codecs/kwaai.py); then shape, data and
     position are checked. WireError bad_request, too_large.
     """
     request = read_request(view_of(frame, MAX_FRAME))
@@ -40,23 +40,24 @@ def decode_inference(frame: "Buffer") -> InferenceRequest:
 
 
 def encode_inference(request: InferenceRequest, *, array: bool = False) -> bytes:
-    """Return a bare request, for a block server or a KwaaiNet node. Both read bin; `array` writes
-    the documented integers.
+    """Return a bare request as bytes, for a block server or a KwaaiNet node. Both read `data` as
+    bin; `array` writes it as the documented integers.
 
-    ZrtError too_large."""
+    ZrtError too_large.
+    """
     check_room(memoryview(request.data).nbytes, MAX_FRAME)
     return written(kwaai.write(request, array=array), MAX_FRAME)
 
 
 def encode_response(response: InferenceResponse, *, array: bool = False) -> bytes:
-    """Return a bare reply; `array` as in `encode_inference`. ZrtError too_large."""
+    """Return a bare reply as bytes; `array` as in `encode_inference`. ZrtError too_large."""
     check_room(memoryview(response.data).nbytes, MAX_FRAME)
     return written(kwaai.write(response, array=array), MAX_FRAME)
 
 
 def decode_response(frame: "Buffer") -> InferenceResponse:
-    """Return a bare reply. `data` is a slice of the frame where it is bin; it is not compared with
-    `shape`. WireError bad_request, too_large."""
+    """Return the bare reply in a frame. `data` is a slice of the frame where it is bin; `data` is
+    not compared with `shape`. WireError bad_request, too_large."""
     try:
         return kwaai.read_response(view_of(frame, MAX_FRAME))
     except Undecodable as error:
@@ -71,7 +72,8 @@ def read_request(frame: memoryview) -> InferenceRequest:
 
 
 def check_tensor(request: InferenceRequest, dtype: str, rows: int) -> None:
-    """The shape is that of so many rows, and `data` is as long as it says."""
+    """Raise WireError bad_request unless the shape is that of `rows` rows and `data` is as long as
+    the shape says."""
     what, shape = check_shape(request, rows), request.shape
     size = math.prod(shape) * ELEMENT_BYTES[dtype]
     if len(request.data) != size:
@@ -80,8 +82,8 @@ def check_tensor(request: InferenceRequest, dtype: str, rows: int) -> None:
 
 
 def check_shape(request: InferenceRequest, rows: int) -> str:
-    """`shape` is [rows] for token ids, [1, rows, hidden] for hidden states; what they are
-    called."""
+    """Return what the rows are called in messages. WireError bad_request unless `shape` is [rows]
+    for token ids, [1, rows, hidden] for hidden states."""
     shape = request.shape
     if request.payload_type == "token_ids":
         what, fits, wanted = "token IDs", shape == [rows], f"[{rows}]"

@@ -31,20 +31,20 @@ _layers: Final[Decoder[LayerTraffic]] = Decoder(LayerTraffic)
 
 
 def encode_layers(message: LayerTraffic) -> bytes:
-    """Return a bare message. ZrtError too_large."""
+    """Return a bare message as bytes. ZrtError too_large."""
     return written(write_layers(message), MAX_FRAME)
 
 
 def decode_layers(frame: "Buffer") -> LayerTraffic:
-    """Return a bare message, whose tensor is as large as its shape says. WireError bad_request,
-    unknown_op, too_large."""
+    """Return the bare message in a frame, whose tensor must be as large as its shape says.
+    WireError bad_request, unknown_op, too_large."""
     message = _read_layer_message(view_of(frame, MAX_FRAME))
     _check_raw(message)
     return message
 
 
 def raw_tensor(message: LayerTraffic) -> RawTensor | Tensor | None:
-    """Return the tensor that a message carries."""
+    """Return the tensor that a message carries; None if it carries none."""
     match message:
         case SingleOp() | Batch():
             return message.x
@@ -61,7 +61,8 @@ def write_layers(message: LayerTraffic) -> bytes:
 
 
 def hollow(message: LayerTraffic) -> "tuple[LayerTraffic, list[bytes | memoryview]]":
-    """Return the message with its data in a frame of its own, where it is large."""
+    """Return the message and its data frames: data of INLINE bytes or more moves to a frame of its
+    own."""
     carrier = message if isinstance(message, ModelDataChunk) else raw_tensor(message)
     if carrier is None or memoryview(carrier.data).nbytes < INLINE:
         return message, []
@@ -106,7 +107,8 @@ def _read_layer_message(frame: memoryview) -> LayerTraffic:
 
 
 def _check_raw(message: LayerTraffic) -> RawTensor | Tensor | None:
-    """Return a known dtype, and as many bytes as the shape says."""
+    """Return the message's tensor, if it has one. WireError bad_request: an unknown dtype, or not
+    as many bytes as the shape says."""
     raw = raw_tensor(message)
     if raw is None:
         return None

@@ -1,4 +1,4 @@
-"""How large frames may be, and what every reader and writer checks of them."""
+"""The limits on the size of frames, and the checks of every reader and writer."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 INLINE: Final = 16 * 1024
-"""Bytes of tensor data from which they travel as a frame of their own."""
+"""The bytes of tensor data from which on the data travels as a frame of its own."""
 MAX_FRAME: Final = 512 * 1024 * 1024
-"""Bytes of one frame between actors, and of a bare inference message."""
+"""The most bytes of one frame between actors, and of a bare inference message."""
 MAX_CLIENT_FRAME: Final = 16 * 1024 * 1024
-"""Bytes of one frame at the client endpoint, either way."""
+"""The most bytes of one frame at the client endpoint, either way."""
 MAX_HEADER: Final = 16 * 1024 * 1024
-"""Bytes of a header frame, and of a control message."""
+"""The most bytes of a header frame, and of a control message."""
 MAX_HOLLOW: Final = 1024 * 1024
-"""Bytes of an inference message behind a header: its data is below INLINE, or in a frame of its
-own. Reading more, value by value, takes long."""
+"""The most bytes of an inference message behind a header: its data is below INLINE, or in a frame
+of its own. Reading more, value by value, takes long."""
 
 
 def octets(data: memoryview) -> memoryview:
-    """Return the same memory as flat bytes."""
+    """Return the memory of `data` as flat bytes."""
     if data.format == "B" and data.ndim == 1:
         return data
     return data.cast("B") if data.nbytes else memoryview(b"")
 
 
 def view_of(frame: "Buffer", limit: int) -> memoryview:
-    """Return a frame that came, as flat bytes. WireError too_large."""
+    """Return a received frame as flat bytes. WireError too_large."""
     view = octets(memoryview(frame))
     if len(view) > limit:
         raise WireError("too_large", f"a frame of {len(view)} bytes, the limit is {limit}")
@@ -39,7 +39,7 @@ def view_of(frame: "Buffer", limit: int) -> memoryview:
 
 
 def check_room(size: int, limit: int) -> None:
-    """Of a frame that is to be sent. ZrtError too_large."""
+    """Raise ZrtError too_large if a frame of `size` bytes, which is to be sent, exceeds `limit`."""
     if size > limit:
         raise ZrtError("too_large", f"a frame of {size} bytes, the limit is {limit}")
 
@@ -50,7 +50,8 @@ def written(frame: bytes, limit: int) -> bytes:
 
 
 def attach(request: InferenceRequest | StepBatch, data: "Buffer") -> None:
-    """Give a request the data that came in a frame of its own. WireError."""
+    """Give a request the data that came in a frame of its own. WireError bad_request: the request
+    has data already; too_large."""
     if len(request.data) != 0:
         raise WireError("bad_request", "data: expected none in the body beside a data frame")
     request.data = view_of(data, MAX_FRAME)

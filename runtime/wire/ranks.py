@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def decode_rank_request(frame: "Buffer") -> WorkerRequest:
-    """WireError unknown_op (no such `op`), bad_request, too_large."""
+    """Return the request in a frame. WireError unknown_op (no such `op`), bad_request,
+    too_large."""
     view = view_of(frame, MAX_FRAME)
     try:
         return helexa.read_request(view)
@@ -23,7 +24,7 @@ def decode_rank_request(frame: "Buffer") -> WorkerRequest:
 
 
 def decode_rank_response(frame: "Buffer") -> WorkerResponse:
-    """As `decode_rank_request`."""
+    """Return the response in a frame. WireError as for `decode_rank_request`."""
     view = view_of(frame, MAX_FRAME)
     try:
         return helexa.read_response(view)
@@ -32,7 +33,7 @@ def decode_rank_response(frame: "Buffer") -> WorkerResponse:
 
 
 def encode_rank(message: WorkerRequest | WorkerResponse) -> bytes:
-    """Return a bare request or response. ZrtError too_large."""
+    """Return a bare request or response as bytes. ZrtError too_large."""
     return written(helexa.write(message), MAX_FRAME)
 
 

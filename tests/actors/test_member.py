@@ -147,7 +147,7 @@ async def test_that_nobody_answers_is_said_ever_more_rarely(
         began = time.time()
         await start(worker)
         await until(lambda: len(said(caplog)) >= 4)
-    assert {record.getMessage() for record in said(caplog)} == {f"front: nobody answers at {endpoint} yet; trying on"}
+    assert {record.getMessage() for record in said(caplog)} == {f"front: nobody answers at {endpoint} yet; retrying"}
     times = [began, *(record.created for record in said(caplog)[:4])]
     pauses = [after - before for before, after in itertools.pairwise(times)]
     assert all(pause >= least - 0.002 for pause, least in zip(pauses, (0.02, 0.04, 0.08, 0.16), strict=True)), pauses

@@ -1,5 +1,4 @@
-"""Foreign encodings that a typed decode does not cover, one module a system. None of them knows a
-socket.
+"""Foreign encodings that a typed decode does not cover, one module a system. No sockets.
 
 In reading order:
 
@@ -13,5 +12,5 @@ May import: runtime/messages/.
 
 
 class Undecodable(ValueError):
-    """These bytes are not the message they should be; the text names the field and what belongs
-    there."""
+    """The error for bytes that are not the expected message; the text names the field and what
+    belongs there."""

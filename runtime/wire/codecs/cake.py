@@ -3,7 +3,7 @@ encoder writes it, big-endian.
 
 There are two tables of message tags, and the bytes do not tell which one a peer speaks: `SEED` (12
 messages, the documented one) and `HEAD` (13, with ModelDataResume, and chunks that may be
-compressed and carry a CRC-32). Whoever reads or writes names one of them.
+compressed and carry a CRC-32). The caller of a reader or writer names the table.
 
 The reference reader ignores bytes of a payload after the message; here they are refused, since they
 mean that the peer speaks the other table.
@@ -44,7 +44,7 @@ class PackedChunk(Struct):
     """HEAD's ModelDataChunk. `checksum` is CRC-32 (zlib's) of `data` as it travels; `compressed`
     data is one zstd frame.
 
-    Neither is looked at here.
+    The checksum is not checked here, and the data not decompressed.
     """
 
     filename: str
@@ -56,7 +56,7 @@ class PackedChunk(Struct):
 
 
 class ModelDataResume(Struct):
-    """HEAD: go on with a file from `offset` on."""
+    """HEAD's request to go on with a file from `offset` on."""
 
     filename: str
     offset: int
@@ -64,7 +64,7 @@ class ModelDataResume(Struct):
 
 @dataclass(frozen=True)
 class MessageTable:
-    """Which message each tag means."""
+    """A table of the messages that the tags stand for: the tag is the index."""
 
     name: str
     messages: tuple[type[Struct], ...]
@@ -85,8 +85,8 @@ HEAD: Final = MessageTable("head", (*_SHARED, PackedChunk, ModelDataDone, ModelD
 
 
 def write(message: Struct, table: MessageTable) -> bytes:
-    """Return one frame. ValueError: the table has no such message, or a number or the payload is
-    too large."""
+    """Return the frame of a message. ValueError: the table has no such message, or a number or the
+    payload is too large."""
     kind = type(message)
     if kind not in table.messages:
         raise ValueError(f"{kind.__name__} is not a message of the {table.name} table")
@@ -100,7 +100,7 @@ def write(message: Struct, table: MessageTable) -> bytes:
 
 
 def payload_size(header: bytes | memoryview) -> int:
-    """Return how many bytes follow a frame's header. Undecodable: not one, or more than
+    """Return how many bytes follow a frame's header. Undecodable: not a header, or more than
     MAX_PAYLOAD."""
     if len(header) < HEADER_BYTES:
         raise Undecodable(f"header: expected {HEADER_BYTES} bytes, got {len(header)}")
@@ -114,7 +114,7 @@ def payload_size(header: bytes | memoryview) -> int:
 
 def read(frame: bytes | memoryview, table: MessageTable) -> tuple[Struct, int]:
     """Return the first message of a buffer and how many bytes it takes; its data is a slice of the
-    buffer. Undecodable: not all there, or not one."""
+    buffer. Undecodable: the message is not all there, or not one of `table`."""
     view = memoryview(frame)
     end = HEADER_BYTES + payload_size(view[:HEADER_BYTES])
     if len(view) < end:
@@ -123,7 +123,7 @@ def read(frame: bytes | memoryview, table: MessageTable) -> tuple[Struct, int]:
 
 
 def read_payload(payload: memoryview, table: MessageTable) -> Struct:
-    """Return what follows a frame's header. Undecodable."""
+    """Return the message in a frame's payload. Undecodable: not one of `table`."""
     reader = _Reader(payload)
     tag = reader.unsigned(4)
     if tag >= len(table.messages):
@@ -139,8 +139,8 @@ def read_payload(payload: memoryview, table: MessageTable) -> Struct:
 
 
 def proof(key: bytes, nonce: bytes) -> bytes:
-    """Return what shows a peer, before any frame, that we hold the cluster's key: the answer to its
-    32-byte nonce.
+    """Return the answer to a peer's 32-byte nonce, which shows before any frame that we hold the
+    cluster's key.
 
     The master begins with its nonce; the worker sends its proof of that and a nonce of its own; the
     master sends its proof.
@@ -176,7 +176,8 @@ class _Reader:
         return str(self.octets(), "utf-8")
 
     def items(self, read: Callable[["_Reader"], Any]) -> list[Any]:
-        """As many as are claimed; every item takes bytes, so that a claim alone costs nothing."""
+        """Read as many items as are claimed; every item takes bytes, so that a claim alone costs
+        nothing."""
         return [read(self) for _ in range(self.unsigned(4))]
 
 
@@ -185,7 +186,7 @@ _Parts = list[bytes | memoryview]
 
 @dataclass(frozen=True)
 class _Field:
-    """How a field is read and written."""
+    """The reader and the writer of a field."""
 
     read: Callable[[_Reader], Any]
     write: Callable[[Any, Any], None]

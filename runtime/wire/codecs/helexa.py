@@ -18,7 +18,8 @@ from zrt.runtime.messages.ranks import WorkerRequest, WorkerResponse
 from zrt.runtime.wire.codecs import Undecodable
 
 MAX_DEPTH: Final = 127
-"""Arrays and objects inside one another, the message itself included: serde_json's limit."""
+"""The most arrays and objects inside one another, the message itself included: serde_json's
+limit."""
 
 _U64_MAX: Final = 2**64 - 1
 _U64_DIGITS: Final = 20
@@ -33,22 +34,23 @@ _Structs: TypeAlias = dict[str, type[msgspec.Struct]]
 
 
 class UnknownOp(Undecodable):
-    """A message whose `op` is none of those that are read here."""
+    """The error for a message whose `op` is none of those that are read here."""
 
 
 def write(message: WorkerRequest | WorkerResponse) -> bytes:
-    """Compact JSON, `op` first, without a newline."""
+    """Return a message as compact JSON, `op` first, without a newline."""
     return _encoder.encode(message)
 
 
 def read_request(frame: bytes | memoryview) -> WorkerRequest:
-    """Undecodable if the reference decoder would refuse it; UnknownOp if only for its `op`."""
+    """Return the request in a frame. Undecodable if the reference decoder would refuse it;
+    UnknownOp if only for its `op`."""
     request: WorkerRequest = _read(frame, _REQUESTS)
     return request
 
 
 def read_response(frame: bytes | memoryview) -> WorkerResponse:
-    """As `read_request`."""
+    """Return the response in a frame. Errors as for `read_request`."""
     response: WorkerResponse = _read(frame, _RESPONSES)
     return response
 
@@ -68,7 +70,8 @@ def _object(pairs: list[tuple[str, Any]]) -> _Object:
 
 
 def _integer(text: str) -> int | float:
-    """As serde_json: what is no u64 or negative i64, and -0, is a float."""
+    """Return an integer as serde_json reads it: what is no u64 or negative i64, and -0, is a
+    float."""
     if text == "-0" or len(text) > _U64_DIGITS:
         return float(text)
     number = int(text)
@@ -124,7 +127,7 @@ def _check(text: str) -> None:
 
 
 def _positional(values: list[Any], structs: _Structs) -> _Object:
-    """Return an array as the object it stands for."""
+    """Return the object that an array stands for."""
     op = values[0] if values else None
     struct = structs.get(op) if isinstance(op, str) else None
     names = ("op", *(struct.__struct_fields__ if struct is not None else ()))

@@ -30,16 +30,16 @@ _response: Final = msgspec.msgpack.Decoder(InferenceResponse)
 
 
 def write(message: InferenceRequest | InferenceResponse, *, array: bool = False) -> bytes:
-    """Return one message, keys in declaration order, integers in the shortest form; `data` as bin,
-    or with `array` as documented: integers."""
+    """Return one message as bytes, keys in declaration order, integers in the shortest form; `data`
+    as bin, or with `array` as documented: integers."""
     if not array:
         return _encoder.encode(message)
     return _encoder.encode({**msgspec.structs.asdict(message), "data": list(bytes(message.data))})
 
 
 def read_request(frame: memoryview) -> InferenceRequest:
-    """Undecodable if the reference decoder would refuse it. `data` is a slice of the frame where it
-    is bin."""
+    """Return the request in a frame. Undecodable if the reference decoder would refuse it. `data`
+    is a slice of the frame where it is bin."""
     if len(frame) > 0 and frame[0] == _MAP_OF_5:
         try:
             return _request.decode(frame)
@@ -49,8 +49,8 @@ def read_request(frame: memoryview) -> InferenceRequest:
 
 
 def read_response(frame: memoryview) -> InferenceResponse:
-    """Undecodable if the reference decoder would refuse it. `data` is a slice of the frame where it
-    is bin."""
+    """Return the response in a frame. Undecodable if the reference decoder would refuse it. `data`
+    is a slice of the frame where it is bin."""
     if len(frame) > 0 and frame[0] == _MAP_OF_5:
         try:
             return _response.decode(frame)
@@ -63,8 +63,8 @@ Readers = dict[str, Callable[[Walker], object]]
 
 
 def _fields(frame: memoryview, readers: Readers, absent: dict[str, object] | None = None) -> dict[str, Any]:
-    """Field name -> value, from a map or from an array of all fields in order; `absent` gives what
-    a map may leave out."""
+    """Return the values by field name, from a map or from an array of all fields in order; `absent`
+    gives what a map may leave out."""
     walker = Walker(frame)
     names = list(readers)
     values: dict[str, Any] = {}
@@ -101,7 +101,8 @@ def _field(walker: Walker, name: str, readers: Readers) -> object:
 
 
 def _key(walker: Walker, names: list[str]) -> str | None:
-    """Return which field a map's key names, by name or index; None for a key that is nobody's."""
+    """Return the field that a map's key names, by name or index; None for a key that is
+    nobody's."""
     family, number = walker.head()
     if family == "unsigned":
         return names[number] if number < len(names) else None

@@ -13,11 +13,11 @@ from zrt.runtime.wire.codecs import Undecodable
 Family = Literal["nil", "bool", "unsigned", "signed", "float", "str", "bin", "array", "map", "ext"]
 
 MAX_DEPTH: Final = 1022
-"""Containers inside one another in a value that is skipped; rmp-serde's limit of 1024 less the
-message and the value's own level."""
+"""The most containers inside one another in a value that is skipped: rmp-serde's limit of 1024 less
+the message and the value's own level."""
 MAX_VALUES: Final = 1_000_000
-"""Values read one by one in one message, so that a hostile frame cannot hold the caller for long.
-Runs of octets do not count."""
+"""The most values read one by one in one message, so that a hostile frame cannot hold the caller
+for long. Runs of octets do not count."""
 
 _HEADS: Final[dict[int, tuple[Family, int]]] = {
     0xC0: ("nil", 0),
@@ -47,15 +47,15 @@ _HEADS: Final[dict[int, tuple[Family, int]]] = {
     0xDE: ("map", 2),
     0xDF: ("map", 4),
 }
-"""Marker -> what it starts, and the bytes of its number, length or count."""
+"""The families of values by marker, and the bytes of the number, length or count that follows."""
 
 _RUN: Final = 4096
 _integers: Final = msgspec.msgpack.Decoder(list[int])
 
 
 class Walker:
-    """Reads one frame from front to back. Every method raises Undecodable where the bytes end or
-    are something else."""
+    """A reader of one frame from front to back. Every method raises Undecodable where the bytes end
+    or are something else."""
 
     __slots__ = ("_values", "data", "pos")
 
@@ -136,7 +136,7 @@ class Walker:
         return number
 
     def octets(self, count: int) -> memoryview:
-        """`count` integers in 0..255, the items of an array whose head was read, as bytes.
+        """Return `count` integers in 0..255, the items of an array whose head was read, as bytes.
 
         Runs in the shortest form are decoded together: n bytes hold n items less one for each
         marker cc, and of a pair of cc the second is an operand. The decoder checks the guess; what
@@ -160,6 +160,6 @@ class Walker:
         return memoryview(bytes(out))
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Raise Undecodable if anything follows."""
         if self.pos != len(self.data):
             raise Undecodable(f"{len(self.data) - self.pos} bytes after its end")
