@@ -1,5 +1,5 @@
-"""The devices of this machine, and the memory of each: of the machine for the CPU, its own for a
-GPU."""
+"""The devices of this machine, and the memory of each: the machine's memory for the CPU, a GPU's
+own for a GPU."""
 
 from contextlib import suppress
 
@@ -10,15 +10,15 @@ from zrt.runtime.host_memory import available_memory, total_memory
 
 
 def check_device(device: torch.device | str) -> None:
-    """ZrtError unsupported: there is no such device."""
+    """Raise ZrtError unsupported if there is no such device."""
     place = torch.device(device)
     if place.type != "cpu" and (not torch.cuda.is_available() or (place.index or 0) >= torch.cuda.device_count()):
         raise ZrtError("unsupported", f"there is no device {device} here: {torch.cuda.device_count()} CUDA devices")
 
 
 def device_memory(device: torch.device | str) -> tuple[int, int]:
-    """Return bytes that are free now, and bytes in all. ZrtError unsupported: there is no such
-    device."""
+    """Return a device's bytes of memory that are free now, and its bytes in all. ZrtError
+    unsupported: there is no such device."""
     place = torch.device(device)
     if place.type == "cpu":
         return available_memory(), total_memory()
@@ -28,20 +28,20 @@ def device_memory(device: torch.device | str) -> tuple[int, int]:
 
 
 def device_lives(device: torch.device) -> bool:
-    """Return whether it still does what it is told: after some errors a GPU does nothing more for
-    this process, and says so at every call."""
+    """Return whether a device still executes what it is told: after some errors a GPU does nothing
+    more for this process, and reports an error at every call."""
     if device.type == "cpu":
         return True
     for ask in (lambda: torch.cuda.current_stream(device).query(), lambda: torch.cuda.synchronize(device)):
         with suppress(RuntimeError):
-            ask()  # the second one, which waits, only where the first one fails: the device may wait for others
+            ask()  # the second call waits, so only if the first fails: the device may wait for others
             return True
     return False
 
 
 def out_of_memory(error: BaseException) -> ZrtError | None:
-    """insufficient_memory or insufficient_vram, where that is what an exception of whatever kind
-    says."""
+    """Return the ZrtError insufficient_memory or insufficient_vram that an exception of any kind
+    stands for; None if the exception is not about memory."""
     if isinstance(error, torch.OutOfMemoryError):
         return ZrtError("insufficient_vram", str(error))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):

@@ -29,15 +29,15 @@ from zrt.runtime.models.architecture.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class _Unheard:
-    """A turn that the device may not have come to yet: the event `over` says when it has."""
+    """A turn that the device may not have finished yet: the event `over` says when it has."""
 
     over: torch.cuda.Event
     works: list[Work]
 
 
 class Holding:
-    """The weights and the KV memory of a block server, for those that ask what it takes and gives,
-    and what there is room for."""
+    """The weights and the KV memory of a block server, with the numbers that describe them: the
+    bytes and pages in use, and the pages that are free."""
 
     def __init__(self, shard: Shard, cache: SessionCache) -> None:
         self.shard = shard
@@ -55,12 +55,13 @@ class Holding:
 
     @property
     def max_pages(self) -> int:
-        """Return the full pages of the longest history."""
+        """Return the number of full pages of the longest history."""
         return self.cache.context // self.cache.stats().page_tokens
 
     @property
     def hands_over(self) -> bool:
-        """Return whether turns take rows that others hand over, and hand theirs over."""
+        """Return whether turns take rows that another process hands over, and hand over their
+        own."""
         return False
 
     def stats(self) -> PoolStats:
@@ -84,8 +85,8 @@ class Engine(Holding):
         self._unheard: _Unheard | None = None
         self._team = ThreadTuner()
         self.expecting = Expecting()
-        """What the device waits for when a turn is over. Whatever else has it do something is to
-        stop that first."""
+        """The rows that the device waits for when a turn is over. To be stopped before the device
+        is given any other work."""
 
     @property
     def hands_over(self) -> bool:
@@ -95,7 +96,7 @@ class Engine(Holding):
         """Make room for a session whose history has `length` tokens, in pages of these names.
         Returns how many of the tokens are held already.
 
-        The first `prompt` tokens are what the session began with; 0: all of them.
+        The first `prompt` tokens are what the session began with; 0: all tokens.
         """
         self._settle()
         rope_length = self.spec.rope_length(prompt or length, length)
@@ -106,25 +107,25 @@ class Engine(Holding):
         return self.cache.have(key)
 
     def have(self, key: Hashable) -> int:
-        """Return how many tokens are held of a session, 0 if it is unknown."""
+        """Return how many tokens of a session are held, 0 if it is unknown."""
         return self.cache.have(key) if key in self.cache else 0
 
     def truncate(self, key: Hashable, length: int) -> int:
-        """Forget a session's tokens from `length` on. Returns how many are held then.
-        `unknown_session` if it is not open."""
+        """Forget a session's tokens from `length` on. Returns how many are held then. ZrtError
+        unknown_session: the session is not open."""
         self._settle()
         self.cache.rewind(key, length)
         return self.cache.have(key)
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """End a session; pages that have a name stay as cache."""
+        """End a session; its pages that have a name stay as cache."""
         self._settle()
         rope_length = self._rope_lengths.pop(key, 0)
         self.cache.close(key, None if names is None else _salted(names, rope_length))
 
     def end(self) -> None:
-        """Let go of the device and the group, before the group ends. The engine is only to be
-        dropped afterwards."""
+        """Release the device and the group, before the group ends. After this call the engine may
+        only be dropped."""
         self.expecting.stop()
         self._settle()
         self._decoder.end()
@@ -137,11 +138,11 @@ class Engine(Holding):
         self._rope_lengths.clear()
 
     def turn(self, works: Sequence[Work], threads: int | None = None, passing: Passing | None = None) -> TurnResult:
-        """Run the steps as one forward, on at most so many threads from now on (fewer beside a GPU,
-        or where fewer decode faster); a step that cannot run fails alone.
+        """Run the steps as one forward, on at most `threads` threads from now on (fewer beside a
+        GPU, or where fewer decode faster); a step that cannot run fails alone.
 
-        What is passed on, or begins with rows handed over, need not be computed when this returns;
-        `stage_lost` is the fault of a step whose rows never came.
+        Rows that are passed on, or that depend on rows handed over, need not be computed when this
+        returns; `stage_lost` is the fault of a step whose rows never came.
         """
         limit = threads or torch.get_num_threads()
         if self.shard.device.type == "cuda":
@@ -161,8 +162,9 @@ class Engine(Holding):
 
     @property
     def _tries(self) -> bool:
-        """Return whether turns may go on fewer threads where that is faster. In float32 products
-        are the same bit by bit on any number; in a group, others' time is in ours."""
+        """Return whether turns may run on fewer threads where that is faster. Only on a CPU in
+        float32, whose products are equal bit by bit on any number of threads, and outside of
+        groups, whose turns include the time of the other ranks."""
         return self.shard.device.type == "cpu" and self.shard.dtype == torch.float32 and self.shard.group is None
 
     def _turn(self, works: Sequence[Work], passing: Passing | None) -> TurnResult:
@@ -184,7 +186,7 @@ class Engine(Holding):
         return TurnResult(outcomes, output, handed)
 
     def _admit(self, works: Sequence[Work]) -> AdmittedSteps:
-        """Take the pages of each step that can run, and the fault of each that cannot."""
+        """Take the pages of each step that can run, and note the fault of each that cannot."""
         admitted = AdmittedSteps([], [], [], {})
         for index, work in enumerate(works):
             try:
@@ -198,8 +200,8 @@ class Engine(Holding):
         return admitted
 
     def _admit_step(self, work: Work) -> BatchStep:
-        """Take one step's pages, in a session that it opens itself where nobody did. ZrtError: why
-        the step cannot run."""
+        """Take the pages of one step, and open its session where that has not been done. ZrtError:
+        why the step cannot run."""
         if work.opens and work.seq_pos == 0:
             self.cache.open(work.key)
             self._rope_lengths[work.key] = self.spec.rope_length(work.opens, work.opens)
@@ -218,8 +220,8 @@ class Engine(Holding):
     def _forward(
         self, works: Sequence[Work], admitted: AdmittedSteps, passing: Passing | None
     ) -> tuple[Tensor | None, Callable[[], None]]:
-        """Run the admitted steps; None at a rank that does not lead. The callable is to be called
-        once the device has been told all of this turn."""
+        """Run the admitted steps and return their output, None at a rank that does not lead. The
+        callable is to be called once the device has been given all work of this turn."""
         ran = admitted.ran
         x, begun = joined([work.rows for work in ran]), None
         told = partial(self._told, ran, x)
@@ -233,28 +235,28 @@ class Engine(Holding):
         return output if self.shard.leads else None, told  # the leader has it
 
     def _to_host(self, output: Tensor | None, ran: Sequence[Work]) -> Tensor | None:
-        """Copy what is sent on to CPU memory: here, since whoever sends it must not wait for the
-        device."""
+        """Copy the output that is sent on to CPU memory: in the executor, since the sender must not
+        wait for the device."""
         if output is not None and output.is_cuda and (not self.shard.is_last or any(work.logits for work in ran)):
             return output.cpu()
         return output
 
     def _lost(self, ran: Sequence[Work], told: Callable[[], None] | None, handed: HandedOver | None) -> set[int]:
-        """Return the ids of the works whose rows never came. Where rows are handed on, nobody waits
-        for the device, and what is lost shows in a later turn."""
+        """Return the ids of the works whose rows never came. Where rows are handed on, nothing
+        waits for the device, and lost rows show in a later turn."""
         waits = self._unheard is None and any(isinstance(work.rows, HandedRows) for work in ran)
         if told is not None and (waits or handed is not None):
             told()
         return set() if handed is not None else {id(work) for work in self._settle()}
 
     def _begun(self, passing: Passing, ran: list[int], tokens: Tensor) -> None:
-        """Pass on where the tokens will lie that follow these works of the turn."""
+        """Pass on where the tokens that follow these works of the turn will lie."""
         handed = passing.outlet.put(tokens, self._decoder.void)
         if handed is not None:
             passing.begun(handed, ran)
 
     def _told(self, ran: list[Work], x: Rows) -> None:
-        """Note that the device knows all that it has to do for this turn."""
+        """Note that the device has been given all its work of this turn."""
         over = torch.cuda.Event()
         over.record()
         self._unheard = _Unheard(over, ran)
@@ -268,8 +270,8 @@ class Engine(Holding):
         begun: Callable[[Tensor], None] | None,
         told: Callable[[], None],
     ) -> Picking:
-        """Return what is made of the logits: on a GPU as much as it can pick itself. All ranks of a
-        group must say the same here."""
+        """Return what is made of the logits: a GPU picks as many of the tokens as it can. All ranks
+        of a group must return the same."""
         group = self.shard.group is not None
         alone = all(work.takes_best if group else work.takes_pick for work in works)
         knobs: list[tuple[float, ...]] = []
@@ -287,8 +289,8 @@ class Engine(Holding):
         return self.shard.is_last and self.shard.device.type == "cuda"
 
     def _settle(self) -> list[Work]:
-        """Wait until the device has done the last turn. Returns the works whose rows never came,
-        and whose sessions have gone back therefore."""
+        """Wait until the device has finished the last turn. Returns the works whose rows never came
+        and whose sessions have therefore gone back."""
         unheard, self._unheard = self._unheard, None
         if unheard is None:
             return []
@@ -302,14 +304,14 @@ class Engine(Holding):
 
 def given_back(engines: Iterable[Holding], device: str) -> int:
     """Return the bytes of a device that are free once these engines, all that this process has
-    there, are dropped. A GPU's KV pools are taken whole; those of the CPU as far as they have been
-    written to."""
+    there, are dropped. A GPU's KV pools count in full, the CPU's as far as they have been written
+    to."""
     place = torch.device(device)
     return torch.cuda.memory_reserved(place) if place.type == "cuda" else sum(engine.nbytes for engine in engines)
 
 
 def _salted(names: Sequence[int], rope_length: int) -> list[int]:
-    """Return the names of pages by what they hold: equal tokens rotated by another length are other
-    numbers."""
+    """Return the names of pages made to depend on the rope length: equal tokens rotated for another
+    length get other names."""
     salt = rope_length * 0x9E3779B97F4A7C15 % 2**64
     return [name ^ salt for name in names]

@@ -1,8 +1,8 @@
 """The layers that a layer worker holds, and what its executor does with them. One thread at a time;
 every call blocks.
 
-Layers that are held together are one engine with one KV cache, and run as one. What runs them is
-all or nothing: if a step cannot run, none does.
+Layers that are held together are one engine with one KV cache, and run as one. A batch runs as a
+whole or not at all: if one step cannot run, none does.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -19,13 +19,13 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.architecture.spec import ModelSpec
 
 Blocks = tuple[int, int]
-"""First and last of a contiguous run, inclusive, global."""
+"""First and last layer of a contiguous run, inclusive, as global numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What became of a batch: `output` [Σn, hidden], or None and the fault of each step that kept
-    it from running. `have`: the tokens then held."""
+    """The result of a batch: `output` [Σn, hidden], or None and the fault of each step that kept
+    the batch from running. `have`: the tokens then held."""
 
     output: Tensor | None
     have: list[int]
@@ -44,8 +44,8 @@ def runs_of(layers: Sequence[int]) -> list[Blocks]:
 
 
 class LayerEngine:
-    """`engines` by the run each holds. They take and give hidden states [rows, `hidden`] of
-    `dtype`."""
+    """The engines of a layer worker, by the run of layers that each holds. Hidden states go in and
+    come out as [rows, `hidden`] of `dtype`."""
 
     def __init__(self, engines: dict[Blocks, Engine]) -> None:
         any_shard = next(iter(engines.values())).shard
@@ -53,8 +53,7 @@ class LayerEngine:
         self.hidden = any_shard.spec.hidden_size
         self._engines = engines
         self._asked: tuple[list[int], list[Engine]] = [], []
-        """The layers of the last operation, which are those of the next as a rule, and their
-        engines."""
+        """The layers of the last operation, as a rule also those of the next, and their engines."""
 
     @classmethod
     def load(
@@ -64,10 +63,10 @@ class LayerEngine:
         runs: Sequence[Blocks],
         options: EngineOptions,
     ) -> "LayerEngine":
-        """Read the runs, layers alone: embedding, norm and head stay with the master. The KV memory
-        of `options` is shared out by layers.
+        """Read the runs of layers: embedding, norm and head stay with the master. The KV memory of
+        `options` is divided among the runs by their number of layers.
 
-        ZrtError as read_engine, and bad_request for a layer that the model lacks.
+        ZrtError as `read_engine`, and bad_request for a layer that the model lacks.
         """
         for first, last in runs:
             if last >= spec.num_blocks:
@@ -80,8 +79,8 @@ class LayerEngine:
         return cls(engines)
 
     def chain(self, layers: Sequence[int]) -> list[Engine]:
-        """Return the engines that these layers, in this order, are. ZrtError bad_request: one is
-        not held, or only as a part of more."""
+        """Return the engines that hold these layers, in this order. ZrtError bad_request: a layer
+        is not held, or only together with others."""
         if layers == self._asked[0]:
             return self._asked[1]
         engines, at = [], 0
@@ -99,16 +98,17 @@ class LayerEngine:
         return engines
 
     def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
-        """Open a session in all engines, as Engine.open. Returns what all of them hold."""
+        """Open a session in all engines, as `Engine.open`. Returns how many tokens every engine
+        holds."""
         return min(engine.open(key, length, names, prompt) for engine in self._engines.values())
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """End a session in all engines, as Engine.close."""
+        """End a session in all engines, as `Engine.close`."""
         for engine in self._engines.values():
             engine.close(key, names)
 
     def close_all(self) -> None:
-        """End every session, as Engine.close_all."""
+        """End every session, as `Engine.close_all`."""
         for engine in self._engines.values():
             engine.close_all()
 
@@ -144,7 +144,7 @@ class LayerEngine:
         return Ran(output, [work.seq_pos + work.n for work in works], [None] * len(works))
 
     def _undo(self, engines: Sequence[Engine], works: Sequence[Work]) -> None:
-        """Forget what these steps added."""
+        """Forget the tokens that these steps added."""
         for engine in engines:
             for work in works:
                 if engine.have(work.key) > work.seq_pos:

@@ -1,5 +1,5 @@
-"""The time that one block of a model takes on a device: measured, since nothing that is said of a
-device tells it."""
+"""The time that one block of a model takes on a device. It is measured, since no published number
+of a device predicts it."""
 
 import time
 from typing import Final
@@ -23,12 +23,13 @@ KEY: Final = "measured"
 
 def layer_time(spec: ModelSpec, dtype: torch.dtype, device: str) -> int:
     """Return the microseconds of one token through one block, the best of many, with weights drawn
-    at random. ZrtError as read_engine.
+    at random. ZrtError as `read_engine`.
 
-    The best, since whatever else the machine does meanwhile only adds to it. On a CPU with one
-    thread as well: while others compute, threads that wait for each other after every product can
-    take 28 times as long, all the time (0.08 ms and 2.3 beside two processes of two threads on two
-    cores; one thread 0.08 to 0.11), which says nothing of how fast the machine is.
+    The best is taken because anything else that the machine does meanwhile only adds time. On a CPU
+    one thread is measured as well: while other processes compute, threads that wait for each other
+    after every product can take 28 times as long, all the time (0.08 ms and 2.3 beside two
+    processes of two threads on two cores; one thread 0.08 to 0.11), which says nothing of how fast
+    the machine is.
     """
     block = spec.num_blocks // 2
     options = EngineOptions(
@@ -54,7 +55,7 @@ def layer_time(spec: ModelSpec, dtype: torch.dtype, device: str) -> int:
 
 
 def _best(engine: Engine, rows: torch.Tensor) -> float:
-    """Return the seconds of the fastest of turns that all compute the same token."""
+    """Return the seconds of the fastest of several turns that all compute the same token."""
     best, runs, began = float("inf"), 0, time.perf_counter()
     while True:
         engine.truncate(KEY, 1)

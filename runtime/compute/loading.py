@@ -1,5 +1,5 @@
-"""Engines as they are made: from a model's files, or with random weights, for the blocks and the
-device that they are asked for.
+"""The loading of engines: from a model's files or with random weights, for given blocks and a given
+device.
 
 The weights are read, the KV pool is allocated, and on a GPU the graphs are captured. Every call
 blocks.
@@ -37,11 +37,11 @@ from zrt.runtime.paths import home
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """The settings of one process's engine. `kv_bytes` are the process's own; `context` is in
-    tokens; `sessions` are open at once.
+    """The settings of one process's engine. `kv_bytes` is this process's own KV budget; `context`
+    is in tokens; `sessions` is the most that are open at once.
 
-    `gpu_memory` is the part of a CUDA device's memory that weights and KV may take. `ends` says
-    whether embedding and head are held, as `Shard.load` has it.
+    `gpu_memory` is the fraction of a CUDA device's memory that weights and KV may take. `ends` says
+    whether embedding and head are held, as in `Shard.load`.
     """
 
     dtype: torch.dtype
@@ -55,7 +55,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWatch:
-    """The hooks of whoever waits for a load: `progress(bytes read, bytes in all)`; on a GPU, then,
+    """The callbacks of a load: `progress(bytes read, bytes in all)`; after it, on a GPU,
     `captured(graphs, graphs in all)`; `cancelled` says whether to stop."""
 
     progress: Callable[[int, int], None] | None = None
@@ -76,8 +76,9 @@ def load_engine(
     group: Collectives | None = None,
     watch: LoadWatch = UNWATCHED,
 ) -> Engine:
-    """Read blocks first..last of the model in `folder`, which has to have `num_blocks`, or draw
-    `random` weights for them, and allocate their KV pool; of a `group`, this rank's part of both.
+    """Read blocks first..last of the model in `folder`, which must have `num_blocks` blocks, or
+    draw `random` weights for them, and allocate their KV pool; in a `group`, only this rank's part
+    of both.
 
     ZrtError: bad_model, unsupported, bad_config, insufficient_memory, cancelled.
     """
@@ -98,8 +99,8 @@ def read_engine(
     group: Collectives | None = None,
     watch: LoadWatch = UNWATCHED,
 ) -> Engine:
-    """Read blocks first..last from a source that is open. `table` as `Shard.load` has it; errors as
-    `load_engine`."""
+    """Read blocks first..last from an open source. `table` is as in `Shard.load`; errors are those
+    of `load_engine`."""
 
     def load() -> Shard:
         return Shard.load(
@@ -133,11 +134,11 @@ def read_engine(
 def engine_of_ends(
     spec: ModelSpec, source: Source, place: int, options: EngineOptions, *, pages: int, table: Linear | None = None
 ) -> Engine:
-    """Read no blocks, but what of the model's ends is asked for, to the CPU: what stands before
-    block `place`, where others run all blocks.
+    """Read no blocks, only the requested ones of the model's ends (embedding, head), to the CPU:
+    the ends that stand before block `place`, where other processes run all blocks.
 
-    The engine holds no KV, and counts `pages` of it, so that it takes the sessions that the others
-    take.
+    The engine holds no KV, but counts `pages` of it, so that it accepts the same sessions as the
+    processes that hold the blocks.
     """
     shard = Shard.load(spec, source, (place, place - 1), dtype=options.dtype, ends=options.ends, table=table)
     cache = PageCount(pages, page_tokens=PAGE_TOKENS, context=options.context, sessions=options.sessions)
@@ -173,7 +174,7 @@ def _gpu_engine(
 
 
 def _compile_sampler(spec: ModelSpec, blocks: tuple[int, int], options: EngineOptions) -> Thread | None:
-    """Start the thread that compiles the sampler's kernels; None where no head is held."""
+    """Start the thread that compiles the sampler's kernels; return None where no head is held."""
     from zrt.runtime.compute.cuda import batch_sampler
 
     _, has_head = held_ends(spec, *blocks) if options.ends is None else options.ends
@@ -181,12 +182,12 @@ def _compile_sampler(spec: ModelSpec, blocks: tuple[int, int], options: EngineOp
 
 
 def _check_gpu(spec: ModelSpec, blocks: tuple[int, int], options: EngineOptions, group: Collectives | None) -> None:
-    """Raise `unsupported` where this device or group cannot serve; `insufficient_vram` when weights
-    and KV are more than the budget or what is free."""
+    """Raise ZrtError unsupported where this device or group cannot serve, insufficient_vram when
+    weights and KV need more than the budget or than what is free."""
     device = torch.device(options.device)
     check_device(device)
     torch.cuda.set_device(device)
-    gc.collect()  # what an engine before this one held is free, and not only torch's
+    gc.collect()  # frees the memory of an earlier engine, not only torch's
     torch.cuda.empty_cache()
     part = RankPart() if group is None else RankPart(group.rank, group.world)
     weights = part_bytes(spec, part, *blocks, format_of(dtype_name(options.dtype)))

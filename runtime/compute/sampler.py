@@ -1,10 +1,10 @@
-"""Choosing the next token from logits.
+"""The choice of the next token from logits.
 
 The order is that of transformers' `generate`: logit bias, repetition penalty, minimum length; then
-temperature, top-k, top-p, min-p. What transformers lacks, OpenAI's presence and frequency
-penalties, stands after the repetition penalty, as in vLLM. A draw depends on the logits, the
-options, the session's history and (seed, position) alone: there is no generator state, so a replay
-picks the same tokens whatever the batch or the cut.
+temperature, top-k, top-p, min-p. OpenAI's presence and frequency penalties, which transformers
+lacks, stand after the repetition penalty, as in vLLM. A draw depends only on the logits, the
+options, the session's history and (seed, position): there is no generator state, so a replay picks
+the same tokens whatever the batch or the cut.
 """
 
 import hashlib
@@ -28,19 +28,19 @@ TOP_P_GUESSES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """One token, and what the model thought of it if the session asked for that."""
+    """One token, and its log-probabilities if the session asked for them."""
 
     token: int
     logprobs: TokenLogprobs | None = None
 
 
 GREEDY: Final = (0.0, 0.0, 1.0, 0.0, 0.0)
-"""The knobs of a sampler that takes the greatest logit's token."""
+"""The knobs of a sampler that takes the token of the greatest logit."""
 
 
 class Sampler:
-    """Picks one session's tokens, one after the other. Made for one epoch: it starts from the
-    history as it is then.
+    """The sampler of one session's tokens, one after the other. Made for one epoch: it starts from
+    the history as it is then.
 
     `tokens` is that history, of which the first `prompt_length` are the prompt; `eos` are the ids
     that end the generation. They may be left out where no penalty and no minimum length needs them.
@@ -55,8 +55,8 @@ class Sampler:
         eos: Sequence[int] = (),
         vocab: int = sys.maxsize,
     ) -> None:
-        """ZrtError bad_request: an id outside of the vocabulary, or a prompt longer than the
-        history."""
+        """Check the options. ZrtError bad_request: an id outside of the vocabulary, or a prompt
+        longer than the history."""
         self.options = options
         penalised = bool(options.repetition_penalty != 1 or options.presence_penalty or options.frequency_penalty)
         self.greedy = options.temperature == 0
@@ -78,22 +78,22 @@ class Sampler:
 
     @property
     def plain(self) -> bool:
-        """Whether logits alone say what it picks, and nothing else is asked of them: a device can
-        do that (batch_sampler.py)."""
+        """Whether bias, penalties, minimum length and log-probabilities are all unused, so that a
+        device can pick the token (batch_sampler.py)."""
         return not self.adjusts and self.options.logprobs is None
 
     def knobs(self, position: int) -> tuple[float, ...]:
         """Return what a device needs to pick the token at `position`: temperature, top_k, top_p,
-        min_p, and where in [0, 1) the draw falls. Of one that is not plain, those of a greedy
-        one."""
+        min_p, and where in [0, 1) the draw falls. For a sampler that is not plain, return the knobs
+        of a greedy one."""
         options = self.options
         if self.greedy or not self.plain:
             return GREEDY
         return options.temperature, options.top_k, options.top_p, options.min_p, uniform(options.seed, position)
 
     def adjust(self, logits: Tensor, position: int) -> Tensor:
-        """Logits float32 [vocab] with bias, penalties and minimum length applied; those given are
-        left as they are."""
+        """Return the logits float32 [vocab] with bias, penalties and minimum length applied; the
+        logits given are left as they are."""
         if not self.adjusts:
             return logits
         if logits.device != self._device:
@@ -108,24 +108,24 @@ class Sampler:
         return scores
 
     def pick(self, logits: Tensor, position: int) -> int:
-        """Return the token at `position`, from logits float32 [vocab]. ZrtError internal: what is
-        asked for leaves no finite logit."""
+        """Return the token at `position`, from logits float32 [vocab]. ZrtError internal: the
+        options leave no finite logit."""
         scores = self.adjust(logits, position)
         best, token = (part.item() for part in scores.max(dim=0))
         if not math.isfinite(best):
-            raise ZrtError("internal", "bias, penalties and what is ruled out leave no token that could be picked")
+            raise ZrtError("internal", "logit_bias, penalties and min_tokens leave no token that could be picked")
         if self.greedy:
             return int(token)
         ids, probabilities = restrict(scores, self.options)
         return int(ids[_draw(probabilities, uniform(self.options.seed, position))])
 
     def took(self, token: int) -> None:
-        """The token is part of the history now."""
+        """Append a token to the session's history."""
         if self._history is not None:
             self._history.add(token)
 
     def _move(self, device: torch.device) -> None:
-        """To where the logits are; happens once."""
+        """Move the sampler's tensors to the device of the logits; happens once."""
         self._device = device
         self._biased, self._bias, self._eos = (x.to(device) for x in (self._biased, self._bias, self._eos))
         if self._history is not None:
@@ -147,8 +147,8 @@ def pick(
     `best`, if it is known, is float64 [2, rows]: the greatest logit of each row and its token, or
     with `drawn` the token that a plain sampler picks.
 
-    A row whose greatest logit is not finite (the model overflowed, or what its sampler does to it)
-    gets the error `internal` in place of a token; the others their tokens.
+    A row whose greatest logit is not finite (the model overflowed, or the sampler's options make it
+    so) gets the error `internal` in place of a token; the other rows get their tokens.
     """
     if best is None:
         best, drawn = torch.stack([part.double() for part in logits.max(dim=1)]), False
@@ -178,8 +178,8 @@ def _not_finite() -> ZrtError:
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
-    """Of each row of logits float32 [rows, vocab]: the log-probability of its token, and those of
-    its `counts[row]` likeliest."""
+    """Return for each row of logits float32 [rows, vocab] the log-probability of its token, and
+    those of its `counts[row]` likeliest tokens."""
     scores = logits.double().log_softmax(dim=1)
     chosen = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None]).squeeze(1).tolist()
     top = scores.topk(min(max(counts), scores.shape[1]), dim=1)
@@ -210,14 +210,14 @@ def restrict(logits: Tensor, options: Sampling) -> tuple[Tensor, Tensor]:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1) with 53 random bits: BLAKE2b of the two."""
+    """Return a number in [0, 1) with 53 random bits: BLAKE2b of seed and position."""
     digest = hashlib.blake2b(seed.to_bytes(8, "little") + position.to_bytes(8, "little"), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
 class _History:
-    """One session's tokens on the device of its logits, growing. Tokens that occur twice are there
-    twice."""
+    """The tokens of one session on the device of its logits, growing. A token that occurs twice is
+    in it twice."""
 
     def __init__(self, tokens: Sequence[int], prompt_length: int) -> None:
         self._tokens = torch.tensor(tokens, dtype=torch.int64)
@@ -234,8 +234,8 @@ class _History:
         self._tokens = self._tokens.to(device)
 
     def penalise(self, scores: Tensor, options: Sampling) -> None:
-        """Change `scores` in place. Writing by index is exact though indices repeat: all
-        occurrences write the same value."""
+        """Apply the penalties to `scores` in place. Writing by index is exact though indices
+        repeat: all occurrences write the same value."""
         seen = self._tokens[: self._length]
         if options.repetition_penalty != 1:
             held = scores[seen]
@@ -255,7 +255,7 @@ def _check(what: str, ids: Iterable[int], vocab: int) -> None:
 
 
 def _nucleus(scores: Tensor, top_p: float) -> float:
-    """Return the least score of top-p: a token stays while the tokens before it, by falling
+    """Return the least score that top-p keeps: a token stays while the tokens before it, by falling
     probability, hold less than `top_p`."""
     log_total = scores.logsumexp(dim=0)
     for count in (*(guess for guess in TOP_P_GUESSES if guess < len(scores)), len(scores)):
@@ -268,8 +268,8 @@ def _nucleus(scores: Tensor, top_p: float) -> float:
 
 
 def _draw(probabilities: Tensor, u: float) -> int:
-    """Return the inverse of the cumulative distribution at `u`. In the order of token ids, where a
-    rounding error moves an edge but swaps no two."""
+    """Return the inverse of the cumulative distribution at `u`, in the order of token ids, where a
+    rounding error moves an edge but swaps no two tokens."""
     cumulative = probabilities.cumsum(0)
     index = torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True)
     return min(int(index), len(probabilities) - 1)

@@ -1,9 +1,9 @@
-"""Tensors as bytes on the wire: numbers in little-endian order, rows after rows, without copies
-where none are needed.
+"""Tensors as bytes on the wire: numbers in little-endian order, row after row, without copies where
+none are needed.
 
-Between two turns a row or so goes each way, through code that the weights have driven out of the
-caches meanwhile: then every operation of torch or numpy takes 25 to 50 us, as much as a message. So
-a few rows are copied from memory to memory, by none of them.
+Between two turns only a few rows go each way, through code that the weights have meanwhile driven
+out of the caches: every operation of torch or numpy then takes 25 to 50 us, as much as a message.
+So a few rows are copied from memory to memory, without torch or numpy.
 """
 
 import math
@@ -37,25 +37,25 @@ RAW: Final = (
     torch.float64,
     torch.float8_e4m3fn,
 )
-"""By dtype tag of a RawTensor, in the order of messages.layers.RAW_DTYPES."""
+"""The dtypes by their tag in a RawTensor, in the order of messages.layers.RAW_DTYPES."""
 _TAGS: Final = {kind: tag for tag, kind in enumerate(RAW)}
 
 if sys.byteorder != "little":
     raise ImportError("zrt runs on little-endian machines only: tensors travel as they lie in memory")
 
 COPIED: Final = 16 * 1024
-"""Bytes up to which a copy is cheaper than an operation that spares it."""
+"""The most bytes for which a copy is cheaper than an operation that avoids it."""
 _BITS: Final[Mapping[torch.dtype, torch.dtype]] = {
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.uint8,
 }
-"""What has the same bytes, for dtypes that numpy lacks."""
+"""Dtypes that have the same bytes, for dtypes that numpy lacks."""
 _ARRAYS: Final[Mapping[torch.dtype, Any]] = {
     kind: torch.empty(0, dtype=_BITS.get(kind, kind)).numpy().dtype for kind in {*RAW, *DTYPES.values()}
 }
 
 # Tensors made from received bytes share read-only memory and are never written to. torch warns of
-# that once a process: now, unheard.
+# that once a process: provoke the warning here, where it is ignored.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)
     torch.from_numpy(np.frombuffer(b"0", np.uint8))
@@ -67,16 +67,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor itself where it is of that dtype; to ask torch even so costs an
-    operation."""
+    """Return the tensor converted to a dtype, or the tensor itself where it has that dtype already:
+    asking torch even then costs an operation."""
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def to_bytes(tensor: Tensor, dtype: str | None = None) -> memoryview:
     """Return the bytes of a tensor, first converted to `dtype` where one is given.
 
-    Where it is contiguous, on the CPU, of that dtype and larger than COPIED, the view shares its
-    memory, which must not be written to while the bytes are in use.
+    A tensor that is contiguous, on the CPU, of that dtype and larger than COPIED shares its memory
+    with the view returned, and must not be written to while the bytes are in use.
     """
     if dtype is not None:
         tensor = as_dtype(tensor, DTYPES[dtype])
@@ -98,7 +98,7 @@ def from_bytes(buffer: bytes | bytearray | memoryview, dtype: str, shape: Sequen
     """Return the tensor that lies in a buffer; it shares the buffer's memory (so do not write to
     it) unless that is not aligned to its numbers.
 
-    `bad_request` for a dtype not in `DTYPES`, or a shape that does not fit the buffer's size.
+    ZrtError bad_request: a dtype not in `DTYPES`, or a shape that does not fit the buffer's size.
     """
     kind = DTYPES.get(dtype)
     if kind is None:
@@ -107,8 +107,8 @@ def from_bytes(buffer: bytes | bytearray | memoryview, dtype: str, shape: Sequen
 
 
 def to_raw(tensor: Tensor) -> RawTensor:
-    """Return a tensor as Cake's messages carry it; shares memory as `to_bytes`. `bad_request` for a
-    dtype that has no tag."""
+    """Return a tensor as Cake's messages carry it; memory is shared as in `to_bytes`. ZrtError
+    bad_request: a dtype that has no tag."""
     return RawTensor(to_bytes(tensor), _tag(tensor.dtype), list(tensor.shape))
 
 
@@ -119,14 +119,14 @@ def rows_to_raw(rows: Tensor) -> RawTensor:
 
 
 def from_raw(raw: RawTensor | WireTensor) -> Tensor:
-    """Return the tensor of a message, sharing its memory as `from_bytes`. `bad_request`: an unknown
-    tag, or a shape that does not fit the data."""
+    """Return the tensor of a message, which shares the message's memory as in `from_bytes`.
+    ZrtError bad_request: an unknown tag, or a shape that does not fit the data."""
     return _shared(raw.data, _kind(raw), raw.shape)
 
 
 def rows_from_raw(raw: RawTensor | WireTensor) -> Tensor:
-    """Return hidden states [n, hidden] of a message whose shape is [1, n, hidden]. `bad_request` as
-    `from_raw`, and for another shape."""
+    """Return hidden states [n, hidden] of a message whose shape is [1, n, hidden]. ZrtError
+    bad_request: as `from_raw`, and for another shape."""
     if len(raw.shape) != 3 or raw.shape[0] != 1:
         raise ZrtError("bad_request", f"expected a shape [1, n, hidden], got {raw.shape}")
     return _shared(raw.data, _kind(raw), raw.shape[1:])
@@ -140,7 +140,7 @@ def _tag(kind: torch.dtype) -> int:
 
 
 class Rows:
-    """Hidden states [n, hidden] of one message after another, in memory of their own as long as
+    """The hidden states [n, hidden] of one message after another, in one reused buffer as long as
     they are few and of one shape."""
 
     def __init__(self) -> None:
@@ -149,8 +149,8 @@ class Rows:
         self._tensor = torch.empty(0)
 
     def take(self, raw: RawTensor | WireTensor) -> Tensor:
-        """Return the hidden states of a message, as `rows_from_raw`. They are good until the next
-        is taken."""
+        """Return the hidden states of a message, as `rows_from_raw`. They are valid until the next
+        call."""
         of = raw.dtype, raw.shape
         if of != self._of or len(raw.data) != len(self._memory):
             tensor = rows_from_raw(raw)

@@ -1,11 +1,11 @@
-"""How many threads a turn of decodes runs on: as many as it may, unless fewer are faster just then.
-Pure: seconds in, numbers out.
+"""The number of threads that a turn of decodes runs on: as many as it may, unless fewer are faster
+at the moment. Pure: seconds in, numbers out.
 
 The threads of a turn wait for each other after every product. If another process has one of their
-cores, all of them wait until the one that was put off runs again, a scheduler's slice each time:
-beside one busy process, two threads on two cores can take five times as long for a token as one.
-Nothing but the time of the turns themselves tells it, so now and then some turns are tried on other
-numbers of threads.
+cores, all of them wait until the suspended thread runs again, a scheduler's slice each time: beside
+one busy process, two threads on two cores can take five times as long for a token as one. Only the
+time of the turns themselves shows it, so now and then some turns are tried on other numbers of
+threads.
 """
 
 from collections import deque
@@ -14,23 +14,23 @@ from statistics import median_low
 from typing import Final
 
 WINDOW: Final = 8
-"""Turns that tell the usual time, by their lower median: a few hiccups say nothing, nor do the
-longer ones where long and short ones alternate."""
+"""The number of turns whose lower median is the usual time: a few outliers do not change it, nor do
+the longer turns where long and short ones alternate."""
 FASTER: Final = 0.85
-"""A turn of a trial speaks for it if it takes less than this part of the usual time. Three that do
-decide for it, two that do not against it."""
+"""The part of the usual time below which a turn of a trial counts as faster. Three faster turns
+decide for the trial's number of threads, two others against it."""
 SLOWER: Final = 2.0
-"""So does one alone that takes this many times the usual time."""
+"""The multiple of the usual time at which a single turn decides against the trial."""
 REST_TURNS: Final = 100
-"""Between two trials lies the time of so many turns, or so many times what the last one cost, if
-that is more."""
+"""The time between two trials, in turns of the usual time; or so many times what the last trial
+cost, if that is more."""
 
 
 @dataclass(slots=True)
 class _TurnKind:
-    """Turns of about the same rows, on `size` threads; `rest` is the time until others are tried.
-    In a trial (0: there is none) so many turns were `faster`, so many not, and `cost` is what they
-    took beyond the usual time. All times are in seconds."""
+    """The state of turns of about the same rows, on `size` threads; `rest` is the time until
+    another number is tried. In a trial (0: there is none) so many turns were `faster`, so many not,
+    and `cost` is the time taken beyond the usual. All times are in seconds."""
 
     size: int
     trial: int = 0
@@ -51,7 +51,7 @@ class _TurnKind:
             self.trial, self.faster, self.others, self.cost = self._other(limit), 0, 0, 0.0
 
     def _other(self, limit: int) -> int:
-        """Half or twice as many threads, by turns where both are possible."""
+        """Return half or twice as many threads, alternately where both are possible."""
         fewer, more = self.size // 2, min(2 * self.size, limit) if self.size < limit else 0
         down, self.down = self.down, not self.down
         return (fewer or more) if down else (more or fewer)
@@ -72,15 +72,15 @@ class _TurnKind:
 
 
 class ThreadTuner:
-    """`size` says how many threads the next turn takes, `took` how long it lasted. A turn that is
-    not told of changes nothing."""
+    """The choice of threads for each turn: `size` says how many the next turn takes, `took` is told
+    how long it lasted. A turn whose time is not reported changes nothing."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[int, int], _TurnKind] = {}
         self._last: tuple[_TurnKind, int] | None = None
 
     def size(self, limit: int, rows: int) -> int:
-        """At most `limit`, for a turn of so many rows."""
+        """Return the number of threads, at most `limit`, for a turn of `rows` rows."""
         self._last = None
         if limit == 1:
             return limit

@@ -14,12 +14,12 @@ from zrt.runtime.messages.header import HandedOver
 @dataclass(frozen=True, slots=True)
 class Work:
     """One step of a turn: `rows` are token ids int64 [n] on the first stage, hidden states [n,
-    hidden] elsewhere; on a GPU they may be ones that another process hands over.
+    hidden] elsewhere; on a GPU another process may hand them over.
 
     With a `sampler`, the last stage picks the token that follows the step's last one; with
-    `logits`, it returns that position's logits. `best`: somebody else picks the token that follows,
-    and takes the greatest logit's. A session that nobody opened is made where its first step, of
-    `opens` tokens in all, begins.
+    `logits`, it returns that position's logits. `best`: the token that follows is picked elsewhere,
+    as the greatest logit's. A session that is not open yet is made where its first step, of `opens`
+    tokens in all, begins.
     """
 
     key: Hashable
@@ -33,7 +33,7 @@ class Work:
 
     @property
     def held(self) -> Tensor:
-        """Return the rows, where nobody hands over any."""
+        """Return the rows, where they are not handed over by another process."""
         assert isinstance(self.rows, Tensor)
         return self.rows
 
@@ -44,19 +44,19 @@ class Work:
 
     @property
     def takes_best(self) -> bool:
-        """Return whether the greatest logit's token is all that is asked for."""
+        """Return whether only the greatest logit's token is asked for."""
         return self.best or (self.sampler is not None and self.sampler.greedy and self.sampler.plain)
 
     @property
     def takes_pick(self) -> bool:
-        """Return whether a token is all that is asked for, and one that a device can pick."""
+        """Return whether only a token is asked for, and a device can pick it."""
         return self.best or (self.sampler is not None and self.sampler.plain)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The fate of one step. `have` is what the stage holds afterwards. With a `fault` nothing of
-    the step happened.
+    """The result of one step. `have` is the number of tokens that the stage holds afterwards. With
+    a `fault` the step had no effect.
 
     `first` is the step's first row in the turn's output, -1 if it has none. `picked` is the token
     that was asked for, or why there is none although the step ran.
@@ -69,17 +69,18 @@ class Outcome:
 
     @property
     def failure(self) -> ZrtError | None:
-        """Return why the session does not get on."""
+        """Return the error that ends the session's generation, if any."""
         return self.picked if isinstance(self.picked, ZrtError) else self.fault
 
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
     """The results of a turn. `output`: hidden states [Σn, hidden] of the steps that ran, or float32
-    logits [k, vocab] of those that asked for them.
+    logits [k, vocab] of those that asked for logits.
 
     `handed` says where the hidden states lie if they were handed over instead: the device may not
-    have computed them yet. `lent_us` is what hops to layer workers took of the turn.
+    have computed them yet. `lent_us` is the part of the turn's time, in microseconds, that hops to
+    layer workers took.
     """
 
     outcomes: list[Outcome]
@@ -90,11 +91,11 @@ class TurnResult:
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """The way of a turn's results while it runs, on a GPU: hidden states to `outlet`, or the
-    greatest logits' tokens, int64 [steps that ran].
+    """Where a turn's results go while it runs, on a GPU: hidden states to `outlet`, or the tokens
+    of the greatest logits, int64 [steps that ran].
 
-    `begun` is told, in the executor, where the tokens will lie, before anybody knows them, and
-    which of the turn's works they follow.
+    `begun` is told, in the executor, where the tokens will lie, before they are known, and which of
+    the turn's works they follow.
     """
 
     outlet: Outlet
@@ -104,7 +105,7 @@ class Passing:
 @dataclass(frozen=True, slots=True)
 class BatchStep:
     """The forward of tokens `[seq_pos, seq_pos + n)` of one session. On the last stage `logits`
-    asks for those of its last token.
+    asks for the logits of its last token.
 
     `rope_length` is the session's `ModelSpec.rope_length`; 0 fits a session that began with no more
     tokens than its model's rope was made for.
@@ -134,10 +135,9 @@ class AdmittedSteps:
         lost: Collection[int],
         picked: Sequence[Picked | ZrtError] | None,
     ) -> list[Outcome]:
-        """Return what became of each work of the turn. `have` tells the tokens held of a session,
+        """Return the outcome of each work of the turn. `have` tells the tokens held of a session,
         `lost` are the ids of works whose rows never came, `picked` are the tokens of the works with
-        a sampler; None where the output is hidden states.
-        """
+        a sampler; None where the output is hidden states."""
         outcomes, tokens, row = [], iter(picked or ()), 0
         for index, work in enumerate(works):
             if index in self.faults:
@@ -173,12 +173,13 @@ def pick_tokens(
 
 @dataclass(frozen=True, slots=True)
 class Picking:
-    """The use that the caller of a forward has for its logits. `alone`: nothing, but take what the
-    device picks from them.
+    """How the caller of a forward uses its logits. `alone`: only through the tokens that the device
+    picks from them.
 
-    `draw` says of each row how that is done (Sampler.knobs); empty: all are greedy. `begun` is
-    given the tokens, int64 [rows] on the device, before anybody knows them, if they alone are taken
-    and if that is possible. `asked` is called when the device has been told all of this turn.
+    `draw` says for each row how its token is picked (Sampler.knobs); empty: all rows are greedy.
+    `begun` is given the tokens, int64 [rows] on the device, before they are known to the host, if
+    only they are taken and if that is possible. `asked` is called when the device has been given
+    all work of this turn.
     """
 
     alone: bool = False
@@ -188,4 +189,4 @@ class Picking:
 
 
 LOGITS = Picking()
-"""The caller picks."""
+"""The picking of a caller that takes the logits and picks by itself."""

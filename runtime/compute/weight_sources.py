@@ -1,6 +1,5 @@
 """Sources of weights: safetensors files read by byte range, or tensors drawn from a config alone.
 
-
 A source fills tensors that the caller allocated, whole or in part, so nothing beyond one chunk is
 held besides them: files are read with `preadv` (never mapped), straight into the destination where
 dtypes agree, through one staging chunk where they do not.
@@ -27,38 +26,38 @@ from zrt.runtime.models.checkpoint.safetensors import open_file
 CHUNK_BYTES: Final = 8 << 20
 RUN_BYTES: Final = 4 << 20  # of float32 drawn from one seed; another value makes other random models
 DRAWERS: Final = 16
-"""Threads that draw at once, if there are so many cores; each holds a run, and the one that is
-placed is one more."""
+"""The most threads that draw at once, if there are so many cores; each holds a run, and one more
+run is being placed."""
 Tick = Callable[[int], None]
-"""Called with the destination bytes just filled, at least once every `CHUNK_BYTES`; may raise to
-stop the read."""
+"""A function called with the number of destination bytes just filled, at least once every
+`CHUNK_BYTES`; may raise to stop the read."""
 
 
 class Source(Protocol):
-    """Tensors by name, to be filled."""
+    """A source of tensors by name, each read into a tensor that is there."""
 
     def matched(self, spec: ModelSpec) -> "tuple[Source, ModelSpec]":
-        """Return the source and the spec to load by: where a head is tied, the files have the last
-        word on what it is tied to."""
+        """Return the source and the spec to load by: the files decide what a tied head is tied
+        to."""
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        """Raise `bad_model` or `unsupported` unless the source has tensor `name`, whole, in this
-        shape and a dtype it can read. Reads no data."""
+        """Raise ZrtError bad_model or unsupported unless the source has tensor `name`, whole, in
+        this shape and a dtype it can read. Reads no data."""
 
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
         """Fill `into` with the part of tensor `name` (`shape`, 1 or 2 dimensions) whose corner is
         (`row`, `column`).
 
-        `into` may have another float dtype, another device and strides. `bad_model` when the source
-        cannot serve exactly that.
+        `into` may have another float dtype, another device and strides. ZrtError bad_model: the
+        source cannot serve exactly that part.
         """
 
 
 class Checkpoint(CheckpointIndex):
-    """The safetensors files of a model folder, to be read. A file is open during a read alone."""
+    """The safetensors files of a model folder, to be read. A file is open only while it is read."""
 
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
-        """See `Source.read`."""
+        """Read a part of a tensor; see `Source.read`."""
         self.check(name, shape)
         entry, weights = self.entry(name), self.weight_format(name)
         dtype: torch.dtype = getattr(torch, weights.name)
@@ -99,14 +98,15 @@ class RandomCheckpoint:
         self._norm_center = 0.0 if spec.norms_plus_one else 1.0
 
     def matched(self, spec: ModelSpec) -> tuple[Source, ModelSpec]:
-        """See `Source.matched`: random weights are whatever the spec asks for."""
+        """Return this source and the spec as it is (see `Source.matched`): random weights fit any
+        spec."""
         return self, spec
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        """See `Source.check`: there is every tensor, in every shape."""
+        """Accept every tensor, in every shape (see `Source.check`)."""
 
     def read(self, name: str, shape: Sequence[int], into: Tensor, tick: Tick, *, row: int = 0, column: int = 0) -> None:
-        """See `Source.read`."""
+        """Draw a part of a tensor; see `Source.read`."""
         full, part = matrix_shape(shape), _as_matrix(into)
         _check_part(name, full, part, row, column)
         center = self._norm_center if name.endswith("norm.weight") else 0.0
@@ -152,19 +152,20 @@ class RandomCheckpoint:
 
 def _pages(rows: int, width: int) -> Tensor:
     """Return float32 [rows, width], 0, in pages of its own, which the system has back when the
-    tensor is dropped. What threads allocate and free, malloc keeps for each of them."""
+    tensor is dropped. malloc would keep, for each thread, the memory that the thread allocates and
+    frees."""
     return torch.frombuffer(mmap.mmap(-1, rows * width * 4, mmap.MAP_PRIVATE), dtype=torch.float32).view(rows, width)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open the checkpoint in `folder`: `model.safetensors`, else the files its index names.
-    `bad_model` when there is neither."""
+    ZrtError bad_model: there is neither."""
     return Checkpoint.open(folder)
 
 
 class _Staging:
-    """The place where chunks wait that cannot be read straight into a tensor. On the way to a GPU
-    there are two: one is read while the other travels."""
+    """The buffers for chunks that cannot be read straight into a tensor. On the way to a GPU there
+    are two: one is filled from the file while the other is copied."""
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -174,20 +175,20 @@ class _Staging:
         self._turn = 0
 
     def free(self, rows: int) -> Tensor:
-        """Return so many rows to be written to."""
+        """Return a buffer of `rows` rows to write to."""
         if self._sent:
             self._sent[self._turn].synchronize()
         return self._chunks[self._turn][:rows]
 
     def send(self, chunk: Tensor, target: Tensor) -> None:
-        """Start the copy of what `free` gave."""
+        """Start the copy of a chunk that `free` returned."""
         target.copy_(chunk, non_blocking=True)
         if self._sent:
             self._sent[self._turn].record(torch.cuda.current_stream(self._device))
         self._turn = (self._turn + 1) % len(self._chunks)
 
     def end(self) -> None:
-        """Wait until all that was sent has come."""
+        """Wait until all copies have arrived."""
         for sent in self._sent:
             sent.synchronize()
 
@@ -226,7 +227,8 @@ def _check_part(name: str, full: tuple[int, int], part: Tensor, row: int, column
 
 
 def _rows_a_chunk(part: Tensor, row_bytes: int) -> int:
-    """Return the rows that keep both what is read and what is filled within a chunk."""
+    """Return the most rows for which the bytes read and the bytes filled each stay within a
+    chunk."""
     return max(1, min(part.shape[0], CHUNK_BYTES // max(row_bytes, part.shape[1] * part.itemsize, 1)))
 
 

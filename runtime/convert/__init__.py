@@ -1,4 +1,4 @@
-"""Conversion of other weight formats to safetensors. It needs torch, so it lies beside
+"""The conversion of other weight formats to safetensors. It needs torch, so it lies beside
 runtime/models/, which does not.
 
 In reading order:

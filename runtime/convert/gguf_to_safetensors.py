@@ -1,8 +1,8 @@
-"""GGUF to a safetensors folder, for the demo model: `python -m
+"""The conversion of a GGUF file to a safetensors folder, for the demo model: `python -m
 zrt.runtime.convert.gguf_to_safetensors FILE.gguf FOLDER`.
 
 A program of its own because it imports torch, which the process that asks for a model must never
-do. Each finished step is a line on stdout: the number done, a space, the number there are.
+import. Each finished step is a line on stdout: the number done, a space, the number there are.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Final
 from zrt.runtime.models.fetch.demo import STEPS
 
 CONTROL: Final = 3
-"""GGUF's type of special tokens."""
+"""The token type of special tokens in GGUF."""
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def write_model(source: Path, folder: Path) -> None:
     if model.config.tie_word_embeddings:
         del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    # the library makes it private to its owner, unlike the rest
+    # the library makes this file private to its owner, unlike the others
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     _report(3)
 

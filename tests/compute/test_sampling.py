@@ -181,7 +181,7 @@ def test_a_sampler_that_leaves_no_finite_logit_fails_alone(temperature: float) -
     first, failed, last = pick(1e3 * logits, samplers, [1, 1, 1])
     assert [first, last] == [Picked(4, None), Picked(4, None)]
     assert isinstance(failed, ZrtError)
-    assert failed.message == "bias, penalties and what is ruled out leave no token that could be picked"
+    assert failed.message == "logit_bias, penalties and min_tokens leave no token that could be picked"
 
 
 # ---- what changes logits before a token is picked ------------------------------------------------

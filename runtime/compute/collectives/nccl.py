@@ -1,7 +1,7 @@
 """NVIDIA's collectives for the ranks of a group on CUDA devices of one machine, through NCCL's own
 C interface.
 
-Not through torch's process group: its watchdog goes on looking at a communicator that was aborted,
+torch's process group is not used: its watchdog goes on looking at a communicator that was aborted,
 and its abort never returns while a CUDA graph that holds an operation waits for a peer that is
 gone. `ncclCommAbort` from another thread ends that wait at once.
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
@@ -23,7 +23,7 @@ from zrt.runtime.errors import Kind, ZrtError
 
 ID_BYTES: Final = 128
 CALL_S: Final = 1.0
-"""How long an abort waits for a call that is being made: one that the device's full queue holds up
+"""Seconds that an abort waits for a call in progress: a call that the device's full queue holds up
 ends only by the abort."""
 
 _DTYPES: Final = {
@@ -45,7 +45,7 @@ class _UniqueId(ctypes.Structure):
 @cache
 def _library() -> Any:
     """Return the NCCL that torch has loaded."""
-    # All ranks are on this machine, so that nobody else need reach them.
+    # All ranks are on this machine, so no other machine need reach them.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     library = ctypes.CDLL("libnccl.so.2")
     at = c_void_p
@@ -68,19 +68,19 @@ def _library() -> Any:
 
 
 def unique_id() -> bytes:
-    """Return what the ranks of a new group find each other by; the process that asks waits for them
-    in a thread of NCCL's."""
+    """Return the id by which the ranks of a new group find each other; the process that asks for it
+    waits for the ranks in a thread of NCCL's."""
     own = _UniqueId()
     _check(_library().ncclGetUniqueId(byref(own)), "nccl_init_failed", "no group can be formed here")
     return bytes(own.bytes)
 
 
 class Nccl(Communicator):
-    """Of ranks on CUDA devices. Operations are put on the device's current stream, and may lie in
-    CUDA graphs."""
+    """The communicator of ranks on CUDA devices. Operations are put on the device's current stream,
+    and may be captured in CUDA graphs."""
 
     def __init__(self, unique: bytes, rank: int, world: int, device: torch.device) -> None:
-        """Blocks until all ranks have come. ZrtError nccl_init_failed."""
+        """Join the group. Blocks until all ranks have joined. ZrtError nccl_init_failed."""
         super().__init__(rank, world, device)
         torch.cuda.set_device(device)
         self._library = _library()
@@ -118,7 +118,7 @@ class Nccl(Communicator):
         return out
 
     def abort(self) -> None:
-        """End whatever waits for a peer, from any thread, and the group. Returns once no CUDA graph
+        """End every wait for a peer, from any thread, and the group. Returns once no CUDA graph
         holds an operation any more."""
         free = self._call.acquire(timeout=CALL_S)
         try:

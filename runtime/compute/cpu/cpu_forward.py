@@ -21,7 +21,7 @@ from zrt.runtime.compute.turn import BatchStep, Picking
 from zrt.runtime.errors import ZrtError
 
 Angles = tuple[Tensor, Tensor] | None
-"""cos and sin of one block, two [rows, 1, dim]; None where it rotates nothing."""
+"""The cos and sin of one block, two [rows, 1, dim]; None where the block rotates nothing."""
 
 
 def cpu_decoder(shard: Shard, cache: SlabKVCache) -> Decoder:
@@ -48,7 +48,7 @@ class CpuForward:
         self._rotaries, self._rotary_of = rotaries(blocks, 0 if cache is None else cache.context, shard.dtype)
 
     def run(self, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
-        """Compute one turn, as `Decoder.forward`; the caller picks."""
+        """Compute one turn, as `Decoder.forward`; the caller picks the tokens."""
         if not isinstance(x, Tensor):
             raise ZrtError("internal", "rows that lie on a GPU cannot be taken by a CPU")
         views = self._workspace.views(len(x))
@@ -60,7 +60,7 @@ class CpuForward:
         return self._stack.logits(views.hidden[_asked(steps)])
 
     def end(self) -> None:
-        """Hold nothing of a group, as ever."""
+        """Do nothing: a CPU's forward holds nothing of a group."""
 
     def _attention_of(self, steps: Sequence[BatchStep], views: Views, cache: SlabKVCache) -> "partial[None]":
         """Return the attention of these steps."""

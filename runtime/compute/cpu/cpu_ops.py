@@ -1,5 +1,5 @@
-"""Operations between the products of a block on a CPU, float32 by our kernels where they can run,
-else by torch."""
+"""Operations between the products of a block on a CPU: in float32 by our kernels where they can
+run, else by torch."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from zrt.runtime.compute.decoder.workspace import Views
 
 
 class CpuOps:
-    """`decoder.ops.Ops` for rows of one dtype on a CPU, and the rotation of heads."""
+    """The operations of `decoder.ops.Ops` for rows of one dtype on a CPU, and the rotation of
+    heads."""
 
     def __init__(self, dtype: torch.dtype, eps: float, *, is_silu: bool) -> None:
         self._by_kernel = numba_runtime.take(torch.empty(0, dtype=dtype))
@@ -21,10 +22,11 @@ class CpuOps:
         """Write x / sqrt(mean(x²) + eps) * weight over the last dimension (RMSNorm, arXiv
         1910.07467) to `out`, which may be `x`.
 
-        Computed in float32. A weight in the dtype of `x` is applied after rounding to it, a float32
-        weight before, as the families differ in transformers. `scratch` is float32, of the shape of
-        `x` with a last dimension of 1. Where our kernel does not take `x`, five plain operations:
-        torch's own `rms_norm` takes twice the time at one row and three times at 512.
+        The computation is in float32. A weight in the dtype of `x` is applied after rounding to
+        that dtype, a float32 weight before, as the families differ in transformers. `scratch` is
+        float32, of the shape of `x` with a last dimension of 1. Where our kernel does not take `x`,
+        five plain operations are used: torch's own `rms_norm` takes twice the time at one row and
+        three times at 512.
         """
         if self._by_kernel:
             row_kernels.norm(x, weight, self._eps, out)
@@ -33,7 +35,7 @@ class CpuOps:
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True, out=scratch)
         torch.addcmul(self._eps, scale, scale, value=1 / x.shape[-1], out=scale)
         scale.rsqrt_()
-        if wide is x:  # not ours to write over
+        if wide is x:  # the caller's, not to be written over
             torch.mul(x, scale, out=out)
             out.mul_(weight)
         elif weight.dtype == x.dtype:

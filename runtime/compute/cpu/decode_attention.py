@@ -26,7 +26,7 @@ from zrt.runtime.compute.cpu.numba_runtime import (
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def _scores(query: Any, keys: Any, tokens: Any, width: Any, scale: Any, softcap: Any, scores: Any) -> Any:
-    """Four tokens at a time; the greatest score."""
+    """Write the scores of a query, four tokens at a time; return the greatest."""
     greatest = np.float32(-np.inf)
     last = tokens - 1
     for t in range(0, tokens, 4):
@@ -64,7 +64,7 @@ def _softmax(scores: Any, tokens: Any, greatest: Any) -> None:
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def _mix(weights: Any, values: Any, tokens: Any, width: Any, out: Any) -> None:
-    """The values' sum, weighted. `weights` has zeros up to the next multiple of four."""
+    """Write the weighted sum of the values. `weights` has zeros up to the next multiple of four."""
     for d in range(width):
         out[d] = ZERO
     last = tokens - 1
@@ -80,10 +80,10 @@ def _mix(weights: Any, values: Any, tokens: Any, width: Any, out: Any) -> None:
 
 @kernel
 def _attention(job: Any) -> None:
-    """`job`: counter, steps, tokens' places, heads, kv heads, head_dim, context, qkv, its stride,
-    out, its stride, block, scale and softcap.
+    """Compute the next heads of a job until none is left. `job`: counter, steps, tokens' places,
+    heads, kv heads, head_dim, context, qkv, its stride, out, its stride, block, scale and softcap.
 
-    Of each step `places` has the address of its session's row, its position, the first token it
+    For each step `places` has the address of its session's row, its position, the first token it
     sees and its row in the batch.
     """
     steps, heads, kv_heads, width, context = job[1], job[3], job[4], job[5], job[6]
@@ -132,7 +132,7 @@ class DecodeStep(NamedTuple):
 
 
 class DecodeAttention:
-    """Attention of steps of one token each, in place in the slab. All tensors are float32 and
+    """The attention of steps of one token each, in place in the slab. All tensors are float32 and
     outlive this object.
 
     `slab` is [rows, blocks, 2, kv heads, context, head_dim], contiguous within a row; `qkv` [batch,
@@ -173,7 +173,7 @@ class DecodeAttention:
         )
 
     def __call__(self, block: int) -> None:
-        """Write the steps' keys and values to the slab, then attend: from their rows of `qkv` to
-        those of `out`."""
+        """Write the steps' keys and values to the slab, then attend: from the steps' rows of `qkv`
+        to those of `out`."""
         self._job[0], self._job[11] = 0, block
         run(_ATTENTION, self._job, torch.get_num_threads())

@@ -1,16 +1,16 @@
-"""Products of activations with packed weights on the CPU, float32.
+"""The GEMM of activations with packed weights on the CPU, float32.
 
 A weight [out, in] is packed into panels of `LANES` outputs, each [in, LANES], so that a vector
 register holds the sums of one row for all outputs of a panel, and nothing is added across a
-register at the end. A tile of rows x two panels keeps its sums in registers while the panels stream
-by; meanwhile the next panels are called into the cache, so that memory and arithmetic work at the
-same time (the scheme of Goto and van de Geijn, doi 10.1145/1356052.1356053, without its packing of
-activations). Every sum runs over the inputs in order: a row's result is the same, bit by bit,
+register at the end. A tile of rows x two panels keeps its sums in registers while the panels are
+read; meanwhile the next panels are prefetched into the cache, so that memory and arithmetic work at
+the same time (the scheme of Goto and van de Geijn, doi 10.1145/1356052.1356053, without its packing
+of activations). Every sum runs over the inputs in order: a row's result is the same, bit by bit,
 whatever other rows there are.
 
 All products of a token in a 135M-parameter model's 30 blocks, ms on two AVX-512 cores, MKL with
-plain weights and this: 1 row 21 and 20; 4: 38 and 23; 8: 49 and 24; 16: 49 and 31; 32: 57 and 45;
-128: 121 and 114; 512: 384 and 410.
+plain weights and this module: 1 row 21 and 20; 4: 38 and 23; 8: 49 and 24; 16: 49 and 31; 32: 57
+and 45; 128: 121 and 114; 512: 384 and 410.
 """
 
 import ctypes
@@ -35,21 +35,22 @@ from zrt.runtime.compute.cpu.numba_runtime import (
 
 UNROLL: Final = 4
 ROWS: Final = 96
-"""Rows whose activations stay in the cache while all panels pass by."""
+"""Rows whose activations stay in the cache while all panels are read."""
 AHEAD: Final = 4096
-"""Bytes ahead of the one row's product that weights are called: the processor itself looks no
-further than the page that it reads (measured on two cores: 4 to 8 % less time than without, and
-less of what was in the cache is driven out)."""
+"""Bytes that the product of one row prefetches weights ahead: the processor's own prefetcher does
+not look beyond the page that it reads (measured on two cores: 4 to 8 % less time than without, and
+less of what was in the cache is evicted)."""
 PACKED_AT_ONCE: Final = 1 << 16
-"""Numbers held twice while a weight is packed in place."""
+"""Numbers that are held twice while a weight is packed in place."""
 
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _VECTOR: Final = ir.VectorType(_F32, LANES)
 
 
 def _tile(rows: int, panels: int, fetched: tuple[int, ...] = (), ahead: int = 0) -> Any:
-    """Return a native function: out = start + x wᵀ for so many rows and panels. `fetched` are those
-    of the next panels to call into the cache; `ahead`: call what is so many bytes further on.
+    """Return a native function: out = start + x wᵀ for this many rows and panels. `fetched` are
+    those of the next panels to prefetch into the cache; `ahead`: prefetch the weights this many
+    bytes further on.
 
     Addresses and strides are in bytes: w, bytes of a panel, x, its row stride, inputs, start, its
     row stride, its panel stride, out, its row stride.
@@ -81,7 +82,7 @@ def _tile(rows: int, panels: int, fetched: tuple[int, ...] = (), ahead: int = 0)
 
 
 def _lower_tile(b: Any, args: Any, rows: int, panels: int, fetched: tuple[int, ...], ahead: int) -> None:
-    """The tile's instructions: a loop over the inputs with rows x panels sums in registers."""
+    """Emit the tile's instructions: a loop over the inputs with rows x panels sums in registers."""
     w, panel, x, x_stride, k, start, start_stride, start_panel, out, out_stride = args
     fma = cgutils.get_or_insert_function(b.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fma.v{LANES}f32")
     fetch = cgutils.get_or_insert_function(
@@ -119,7 +120,7 @@ def _lower_tile(b: Any, args: Any, rows: int, panels: int, fetched: tuple[int, .
     for step in range(UNROLL):
         for address in called:
             line = b.inttoptr(b.add(b.add(address, w_at), _I64(4 * LANES * step)), _I8.as_pointer())
-            b.call(fetch, [line, _I32(0), _I32(2), _I32(1)])  # to read, into the second-level cache, data
+            b.call(fetch, [line, _I32(0), _I32(2), _I32(1)])  # for reading, into the second-level cache, data
         weights = [load(b.add(b.add(address, w_at), _I64(4 * LANES * step)), _VECTOR) for address in w_panels]
         inputs = [splat(load(b.add(b.add(address, x_at), _I64(4 * step)), _F32)) for address in x_rows]
         sums = [b.call(fma, [weights[column], inputs[row], sums[n]]) for n, (row, column) in enumerate(tile)]
@@ -147,7 +148,7 @@ _tile_4_single, _tile_1_single = _tile(4, 1), _tile(1, 1)
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def _pair(w: Any, panel: Any, x: Any, xs: Any, k: Any, start: Any, ss: Any, sp: Any, out: Any, os: Any, n: Any) -> None:
-    """Two panels, `n` rows. The first tiles call the next two panels."""
+    """Compute two panels, `n` rows. The first tiles prefetch the next two panels."""
     r = 0
     if n == _HALF:
         _tile_both(w, panel, x, xs, k, start, ss, sp, out, os)
@@ -176,7 +177,7 @@ def _pair(w: Any, panel: Any, x: Any, xs: Any, k: Any, start: Any, ss: Any, sp: 
 def _single(
     w: Any, panel: Any, x: Any, xs: Any, k: Any, start: Any, ss: Any, sp: Any, out: Any, os: Any, n: Any
 ) -> None:
-    """The last panel of an odd number."""
+    """Compute the last panel of an odd number, `n` rows."""
     r = 0
     while n - r >= 4:
         _tile_4_single(w, panel, x + r * xs, xs, k, start + r * ss, ss, sp, out + r * os, os)
@@ -188,8 +189,8 @@ def _single(
 
 @kernel
 def _product(job: Any) -> None:
-    """`job`: counter, panels, panels a part (even), rows, then the arguments of a tile, strides in
-    bytes."""
+    """Compute the next parts of a job until none is left. `job`: counter, panels, panels a part
+    (even), rows, then the arguments of a tile, strides in bytes."""
     panels, part, n, w, panel, x, xs, k = job[1], job[2], job[3], job[4], job[5], job[6], job[7], job[8]
     start, ss, sp, out, os = job[9], job[10], job[11], job[12], job[13]
     while True:
@@ -213,13 +214,13 @@ _NOTHING: Final = torch.zeros(LANES)
 
 
 def packs(weight: Tensor) -> bool:
-    """Return whether a weight [out, in] can be packed, all but the outputs beyond the last whole
+    """Return whether a weight [out, in] can be packed, except for the outputs beyond the last whole
     panel."""
     return take(weight) and weight.is_contiguous() and weight.shape[0] >= LANES and weight.shape[1] % UNROLL == 0
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Pack a weight [out, in] in place, as far as it has whole panels: a view [panels, in,
+    """Pack a weight [out, in] in place, as far as it has whole panels; return a view [panels, in,
     LANES]."""
     outs, k = weight.shape
     panels = weight[: outs // LANES * LANES].view(-1, LANES, k)
@@ -231,8 +232,8 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def product(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
-    """out = x wᵀ + bias, or out += x wᵀ (without bias). `x` [n, in], `out` [n, panels x LANES or
-    more]; their rows may lie apart, not overlap."""
+    """Compute out = x wᵀ + bias, or out += x wᵀ (without bias). `x` [n, in], `out` [n, panels x
+    LANES or more]; the rows of each may lie apart, not overlap."""
     panels, k, _ = packed.shape
     threads = torch.get_num_threads()
     stride = 4 * out.stride(0)

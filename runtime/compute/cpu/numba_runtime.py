@@ -1,15 +1,15 @@
-"""Native functions in Python's clothes: what kernels compiled by numba have in common, and the
-threads they run on.
+"""The compilation of numba kernels and the threads they run on.
 
-A kernel is a native function that the OpenMP runtime torch has loaded runs on torch's own threads,
-so that a process has one pool of them: the threads of two pools would rob each other while they
-spin. Each thread takes the next part of the job until none is left, which keeps them equally busy
-however long a part takes. What a part computes does not depend on who runs it, nor on how many rows
-or sessions there are.
+A kernel is a native function that the OpenMP runtime of torch runs on torch's own threads, so that
+a process has one pool of them: the threads of two pools would take each other's cores while they
+spin. Each thread takes the next part of the job until none is left, which keeps all equally busy
+however long a part takes. The result of a part does not depend on the thread that runs it, nor on
+the number of rows or sessions.
 
 Importing a module of kernels compiles them, or reads them from `home()/kernels`; numba holds the
-GIL for it. A disk that is full or a file that is damaged costs the time to compile, and no more.
-Such a module takes numba from here: it reads its environment when it is first imported.
+GIL for it. A disk that is full or a file that is damaged only costs the time to compile. Such a
+module imports numba's names from this module: numba reads its environment when it is first
+imported.
 """
 
 import ctypes
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 
 def _prepare() -> bool:
-    """Set what numba reads once, when it is imported; whether compiled kernels can be kept."""
+    """Set what numba reads once, when it is imported; return whether compiled kernels can be
+    kept."""
     features = llvmlite.binding.get_host_cpu_features()
     if features.get("avx512f"):  # LLVM prefers half the width on most processors that have it
         os.environ.setdefault("NUMBA_CPU_NAME", llvmlite.binding.get_host_cpu_name())
@@ -69,7 +70,7 @@ __all__ = [
 
 _KEPT: Final = _prepare()
 LANES: Final = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8
-"""float32 numbers of a vector register."""
+"""The float32 numbers of a vector register."""
 
 from llvmlite import ir  # noqa: E402
 from numba import cfunc, njit, types  # noqa: E402
@@ -91,8 +92,8 @@ ONE: Final = np.float32(1)
 
 
 def kernel(function: Callable[[Any], None]) -> Any:
-    """Return a native function of one array of int64 (see `run`), compiled now, or as it was
-    kept."""
+    """Return a native function of one array of int64 (see `run`), compiled now, or loaded from the
+    cache."""
     if _KEPT:
         for _ in range(2):
             try:
@@ -136,7 +137,7 @@ def integers(typing: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def take_next(typing: Any, counter: Any) -> Any:
-    """Count up, atomically; what was counted before."""
+    """Increment a counter atomically; return its value before."""
     signature = types.int64(types.CPointer(types.int64))
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -147,7 +148,7 @@ def take_next(typing: Any, counter: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _power_of_two(typing: Any, exponent: Any) -> Any:
-    """2 to an integer within float32's normal exponents."""
+    """Return 2 to an integer within float32's normal exponents."""
     signature = types.float32(types.int32)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -160,7 +161,7 @@ def _power_of_two(typing: Any, exponent: Any) -> Any:
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]  # without fastmath, which would merge the two parts of ln 2
 def exp(x: Any) -> Any:
-    """e to `x` of -87 to 0, within 2e-7 of it: a Taylor polynomial after Cody and Waite's
+    """Return e to `x` of -87 to 0, within 2e-7 of it: a Taylor polynomial after Cody and Waite's
     reduction."""
     n = np.int32(x * _LOG2_E - _HALF)
     f = (x - np.float32(n) * _LN2_HIGH) - np.float32(n) * _LN2_LOW
@@ -169,7 +170,7 @@ def exp(x: Any) -> Any:
 
 
 def _runtime() -> "Callable[..., None] | None":
-    """OpenMP's "run this function on all threads", of the runtime that torch has loaded."""
+    """Return OpenMP's "run this function on all threads", of the runtime that torch has loaded."""
     try:
         run: Callable[..., None] = ctypes.CDLL(None).GOMP_parallel
     except AttributeError:
@@ -183,12 +184,12 @@ _parallel: Final = _runtime()
 
 
 def take(tensor: Tensor) -> bool:
-    """Return whether the kernels take a weight, a cache or an activation such as this."""
+    """Return whether the kernels accept a weight, a cache or an activation such as this."""
     return _parallel is not None and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 def run(kernel: int, job: Any, threads: int) -> None:
-    """Run the native function at an address on so many threads, all given the same array of int64;
-    its first number counts parts."""
+    """Run the native function at an address on `threads` threads, all given the same array of
+    int64; its first number counts parts."""
     assert _parallel is not None
     _parallel(kernel, ctypes.addressof(job), threads, 0)

@@ -63,8 +63,8 @@ class RaggedAttention:
 def _decodes(
     spec: AttentionSpec, cache: SlabKVCache, steps: Sequence[tuple[int, BatchStep]], views: Views
 ) -> list[DecodeAttention]:
-    """Of each block, the attention of all steps of one token, which are given with their rows in
-    the batch."""
+    """Return for each block the attention of all steps of one token, which are given with their
+    rows in the batch."""
 
     def through(window: int | None) -> DecodeAttention:
         places = [
@@ -84,7 +84,7 @@ class _Segment:
     its blocks."""
 
     def __init__(self, spec: AttentionSpec, cache: SlabKVCache, step: BatchStep, views: Views, start: int) -> None:
-        """`start` is its first row in the batch."""
+        """Make the views. `start` is the step's first row in the batch."""
         rows = slice(start, start + step.n)
         queries, out = views.queries[rows], views.attended_heads[rows]  # [n, kv heads, group, head_dim]
         row = cache.slab[cache.row(step.key)]  # [blocks, 2, kv heads, context, head_dim]
@@ -104,7 +104,7 @@ class _Segment:
         self._pasts = [pasts[window] for window in spec.windows]
 
     def write(self, block: int) -> None:
-        """Its keys and values to the cache."""
+        """Write the step's keys and values to the cache."""
         self._fresh[block].copy_(self._kv)
 
     def attend(self, block: int) -> None:
@@ -120,20 +120,20 @@ class _Segment:
 
 
 class _Past:
-    """The keys and values, of every block, that a step sees through one window, and which of its
-    tokens sees which of them."""
+    """The keys and values, of every block, that a step sees through one window, and the mask of
+    which of its tokens sees which of them."""
 
     def __init__(
         self, row: Tensor, step: BatchStep, window: int | None, group: int, dtype: torch.dtype, *, causal: bool
     ) -> None:
-        """`row` is [blocks, 2, kv heads, context, head_dim]. `causal`: the attention knows the
-        plain causal mask by itself."""
+        """Make the views and the mask. `row` is [blocks, 2, kv heads, context, head_dim]. `causal`:
+        the attention applies the plain causal mask itself."""
         total = step.seq_pos + step.n
         first = 0 if window is None else max(0, step.seq_pos + 1 - window)
         past = row[:, :, None, :, first:total].expand(-1, -1, group, -1, -1, -1)
         self.keys = past[:, 0].unbind(0)  # per block [group, kv heads, total - first, head_dim]
         self.values = past[:, 1].unbind(0)
-        hides = window is not None and window < total  # some token does not see all before it
+        hides = window is not None and window < total  # some token does not see all tokens before it
         self.causal = causal and step.n > 1 and step.seq_pos == 0 and not hides
         self.mask: Tensor | None = None  # [n, total - first]
         if step.n > 1 and not self.causal:
@@ -145,8 +145,8 @@ class _Past:
 def capped_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float
 ) -> Tensor:
-    """Attention whose scores are squeezed into (-softcap, softcap); the softmax is in float32, all
-    else in the dtype of `queries`."""
+    """Return attention whose scores are squeezed into (-softcap, softcap); the softmax is in
+    float32, everything else in the dtype of `queries`."""
     scores = torch.matmul(queries, keys.transpose(-1, -2)).mul_(scale)
     scores.div_(softcap).tanh_().mul_(softcap)
     if mask is not None:

@@ -1,7 +1,7 @@
-"""What happens between two products, row by row, on the CPU in float32: each a pass over its rows
-where torch takes three to five operations.
+"""The work between two products, row by row, on the CPU in float32: each kernel is one pass over
+its rows where torch takes three to five operations.
 
-The tests compare them with float64.
+The tests compare the kernels with float64.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from torch import Tensor
 from zrt.runtime.compute.cpu.numba_runtime import LOWEST, ONE, ZERO, exp, floats, kernel, np, run, take_next
 
 ALONE: Final = 32_768
-"""Up to so many numbers one thread is done before another has woken up."""
+"""The most numbers for which one thread is done before another has woken up."""
 
 _C0: Final = np.float32(2 * (2 / np.pi) ** 0.5)
 _C1: Final = np.float32(0.044715)
@@ -21,8 +21,8 @@ _C1: Final = np.float32(0.044715)
 
 @kernel
 def _norm(job: Any) -> None:
-    """`job`: counter, rows, rows a part, heads, width, x, its strides (row, head), out, its
-    strides, weight, its head stride, epsilon."""
+    """Norm the next rows of a job until none is left. `job`: counter, rows, rows a part, heads,
+    width, x, its strides (row, head), out, its strides, weight, its head stride, epsilon."""
     rows, part, heads, width = job[1], job[2], job[3], job[4]
     epsilon = floats(job[13])[0]
     while True:
@@ -44,8 +44,8 @@ def _norm(job: Any) -> None:
 
 @kernel
 def _rotation(job: Any) -> None:
-    """`job`: counter, rows, rows a part, heads, half, x, its strides (row, head), cos, sin (both
-    contiguous, sin signed)."""
+    """Rotate the next rows of a job until none is left. `job`: counter, rows, rows a part, heads,
+    half, x, its strides (row, head), cos, sin (both contiguous, sin signed)."""
     rows, part, heads, half = job[1], job[2], job[3], job[4]
     while True:
         start = take_next(job) * part
@@ -64,8 +64,8 @@ def _rotation(job: Any) -> None:
 
 @kernel
 def _gate(job: Any) -> None:
-    """`job`: counter, rows, rows a part, width, gate, up, the stride of both, whether the
-    activation is GELU (tanh) in place of SiLU."""
+    """Gate the next rows of a job until none is left. `job`: counter, rows, rows a part, width,
+    gate, up, the stride of both, whether the activation is GELU (tanh) in place of SiLU."""
     rows, part, width = job[1], job[2], job[3]
     gelu = job[7] != 0
     while True:
@@ -76,7 +76,7 @@ def _gate(job: Any) -> None:
             gate, up = floats(job[4] + 4 * job[6] * row), floats(job[5] + 4 * job[6] * row)
             for i in range(width):
                 x = gate[i]
-                t = x * (_C0 + _C0 * _C1 * x * x) if gelu else x  # tanh is a sigmoid: both are x times one
+                t = x * (_C0 + _C0 * _C1 * x * x) if gelu else x  # GELU's tanh as a sigmoid: both are x times one
                 e = exp(max(-abs(t), LOWEST))
                 gate[i] = x * up[i] * (ONE if t >= ZERO else e) / (ONE + e)
 
@@ -90,9 +90,8 @@ _GateJob: Final = ctypes.c_int64 * 8
 
 
 def norm(x: Tensor, weight: Tensor, eps: Tensor, out: Tensor) -> None:
-    """out = x / sqrt(mean(x²) + eps) * weight, the mean over the last dimension. `x`, `out` [rows,
-    (heads,) width], rows contiguous; `weight` [(heads,) width]; `eps` [1].
-    """
+    """Compute out = x / sqrt(mean(x²) + eps) * weight, the mean over the last dimension. `x`, `out`
+    [rows, (heads,) width], rows contiguous; `weight` [(heads,) width]; `eps` [1]."""
     rows, width = x.shape[0], x.shape[-1]
     heads, x_head, out_head = (x.shape[1], x.stride(1), out.stride(1)) if x.ndim == 3 else (1, 0, 0)
     threads, part = _parts(rows, heads * width)
@@ -136,14 +135,14 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def gate(gate: Tensor, up: Tensor, *, gelu: bool) -> None:
-    """gate = activation(gate) * up; both [rows, width], parts of one tensor."""
+    """Compute gate = activation(gate) * up; both are [rows, width], parts of one tensor."""
     rows, width = gate.shape
     threads, part = _parts(rows, 4 * width)
     run(_GATE, _GateJob(0, rows, part, width, gate.data_ptr(), up.data_ptr(), gate.stride(0), gelu), threads)
 
 
 def _parts(rows: int, width: int) -> tuple[int, int]:
-    """Threads, and rows a part: a few parts a thread."""
+    """Return the number of threads, and the rows of a part: a few parts a thread."""
     threads = torch.get_num_threads()
     if rows * width <= ALONE or threads == 1 or rows == 1:
         return 1, rows

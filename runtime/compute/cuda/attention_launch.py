@@ -1,5 +1,5 @@
-"""Launches of the attention kernels over a paged KV cache: tensors of a GPU in, grids and launch
-parameters chosen here."""
+"""Launches of the attention kernels over a paged KV cache, as functions of tensors on a GPU: grids
+and launch parameters are chosen here."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,31 +15,34 @@ from zrt.runtime.models.architecture.spec import ModelSpec
 
 ATTENTION_TILE: Final = 64
 LATENT_TILE: Final = 32
-"""Tokens of history a program looks at together: where bandwidth counts, and where latency does."""
+"""Tokens of history that a program looks at together: ATTENTION_TILE where bandwidth counts,
+LATENT_TILE where latency does."""
 MAX_SPLITS: Final = 32
 LATENT_SPLITS: Final = 16
-"""From so many parts on, latency counts."""
+"""Parts that a history is cut into: MAX_SPLITS at most; from LATENT_SPLITS on latency counts."""
 HEADS_TOGETHER: Final = 8
 MANY_ROWS: Final = 128
-"""Heads of a row that a program places together; of fewer rows one, where latency counts."""
+"""A program places HEADS_TOGETHER heads of a row from MANY_ROWS rows on; with fewer rows it places
+one, since latency counts."""
 MIXED_SPLITS: Final = 8
 MIXED_PARTS: Final = 512
-"""Of each history, and in all, for decodes beside prompts: most rows are padding then, and the
-others need them."""
+"""Parts of each history (MIXED_SPLITS) and in all (MIXED_PARTS) for decodes beside prompts: most
+rows are padding then, and the rows that are not need the parts."""
 PROMPT_SPLITS: Final = (4, 8)
 PROMPT_PARTS: Final = 1 << 15
-"""Of each history of a prompt, from how many on it is worth it and at most; and in all, times
-heads: where there are few tokens, multiprocessors have nothing to do without."""
+"""Parts of each history of a prompt (PROMPT_SPLITS: the fewest that are worth it, and the most),
+and parts in all times heads (PROMPT_PARTS): where there are few tokens, multiprocessors would be
+idle otherwise."""
 QUERY_TILE: Final = 64
-"""Tokens of a prompt that a program attends with; of float32 half as many."""
+"""Tokens of a prompt that a program attends with; in float32 half as many."""
 PROMPT_TILE_BYTES: Final = 1 << 14
-"""Keys that a program looks at together then."""
+"""Bytes of keys that a program looks at together when it attends with a prompt's tokens."""
 STAGES: Final = 3
-"""How far loads go ahead in the loop over a history; each stage is less than a tile, since the
-page's number is loaded before it."""
+"""Stages by which loads go ahead in the loop over a history; each stage is less than a tile, since
+the page's number is loaded before it."""
 SHARED_SPARE: Final = 12 << 10
-"""What a program needs of its multiprocessor's memory beside its queries and a tile of keys and
-values."""
+"""Bytes that a program needs of its multiprocessor's shared memory beside its queries and a tile of
+keys and values."""
 
 
 class PagedAttention:
@@ -53,7 +56,7 @@ class PagedAttention:
             (attention.scale, softcap or 0.0, window or 0, softcap is not None, page_tokens)
             for window in attention.windows
         ]
-        """What the kernels of decodes and of prompts are told alike, of each block."""
+        """The arguments that the kernels of decodes and of prompts share, for each block."""
         self._padded = power_of_two(spec.head_dim, 16)
         self._sizes = spec.num_heads, spec.num_kv_heads, spec.head_dim, self._padded
         parts = max(PROMPT_PARTS, MIXED_PARTS * spec.num_heads)
@@ -109,9 +112,10 @@ class PagedAttention:
     ) -> None:
         """Attend from the rows of `qkv` numbered `rows` int32 [n], each one token of a history of
         `lengths` tokens (itself included), int32 [n], in pages `tables` int32 [n, pages]; write to
-        the same rows of `out` [batch, heads x head_dim]. `mixed`: beside prompts."""
+        the same rows of `out` [batch, heads x head_dim]. `mixed`: the batch holds prompts as
+        well."""
         spec, count = self._spec, len(rows)
-        splits = max(1, MAX_SPLITS // power_of_two(count))  # of each history, so that all multiprocessors have work
+        splits = max(1, MAX_SPLITS // power_of_two(count))  # of each history, so that all multiprocessors work
         if mixed:
             splits = max(splits, min(MIXED_SPLITS, MIXED_PARTS // power_of_two(count)))
         is_long = splits < LATENT_SPLITS
@@ -190,7 +194,7 @@ class PagedAttention:
         return most
 
     def _combine(self, rows: Tensor, splits: int, out: Tensor, *, tiled: bool) -> None:
-        """Put the parts of each row's history together in `out`."""
+        """Combine the parts of each row's history in `out`."""
         spec = self._spec
         combine.combine[(spec.num_heads, len(rows))](
             rows,

@@ -1,5 +1,5 @@
-"""The tokens of a whole batch picked on a GPU, the greatest logit's or one that is drawn: nothing
-waits for the host, so that picking can stand in a CUDA graph."""
+"""The choice of the tokens of a whole batch on a GPU, the greatest logit's or drawn ones: nothing
+waits for the host, so that picking can be part of a CUDA graph."""
 
 from collections.abc import Sequence
 from threading import Thread
@@ -17,13 +17,13 @@ from zrt.runtime.compute.sampler import GREEDY
 BEST_TILE: Final = 4096
 """Logits of a row that a program looks at."""
 NARROWINGS: Final = 3
-"""Each leaves about a sixteenth of a bracket, so that few tokens are in it after these."""
+"""Launches that narrow a bracket, each to about a sixteenth, so that few tokens are left in it."""
 WARPS: Final = 8
 
 
 def compiling(vocab: int, device: torch.device) -> Thread:
-    """Start to compile the kernels, in a thread of their own: they take some ten seconds where they
-    are not in Triton's cache, and can be beside something else, that reads weights."""
+    """Start to compile the kernels, in a thread of their own: compiling takes some ten seconds
+    where they are not in Triton's cache, and can run beside other work, such as reading weights."""
 
     def run() -> None:
         with torch.cuda.device(device):
@@ -37,7 +37,7 @@ def compiling(vocab: int, device: torch.device) -> Thread:
 
 
 class Knobs:
-    """What `draw` needs to know of `rows` rows: `on_device` float64 [rows, 5], `Sampler.knobs` of
+    """The knobs of `rows` rows for `draw`: `on_device` float64 [rows, 5], `Sampler.knobs` of
     each."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -47,15 +47,15 @@ class Knobs:
 
     def send(self, knobs: Sequence[tuple[float, ...]]) -> None:
         """Start to copy the knobs of the first rows to the device; the other rows are greedy."""
-        self._sent.synchronize()  # the copy before has read the buffer
+        self._sent.synchronize()  # the previous copy has read the buffer
         self._host[:] = torch.tensor([*knobs, *[GREEDY] * (len(self._host) - len(knobs))], dtype=torch.float64)
         self.on_device.copy_(self._host, non_blocking=True)
         self._sent.record()
 
 
 def best(logits: Tensor) -> Tensor:
-    """Return the greatest of each row of logits [rows, vocab] and its token, the first if there are
-    several: float64 [2, rows]."""
+    """Return the greatest logit of each row of logits [rows, vocab] and its token, the first if
+    there are several: float64 [2, rows]."""
     rows, width = logits.shape
     tiles = -(-width // BEST_TILE)
     tops = torch.empty(rows, tiles, device=logits.device)
@@ -67,12 +67,12 @@ def best(logits: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, knobs: Tensor) -> Tensor:
-    """Return the greatest of each row of logits float32 [rows, vocab] and the token that is drawn:
-    float64 [2, rows], as `best` does.
+    """Return the greatest logit of each row of logits float32 [rows, vocab] and the token that is
+    drawn: float64 [2, rows], as `best` does.
 
     `knobs` float64 [rows, 5] lies on the device. The token is that of `Sampler.pick` without bias,
-    penalties and minimum length; temperature 0 takes the first token of the greatest logit. A row
-    whose greatest logit is not finite picks 0.
+    penalties and minimum length; temperature 0 takes the first token of the greatest logit. In a
+    row whose greatest logit is not finite, token 0 is picked.
     """
     rows, width = logits.shape
     cuts, device = thresholds, logits.device
@@ -92,7 +92,7 @@ def draw(logits: Tensor, knobs: Tensor) -> Tensor:
     lean = {**launch, "maxnreg": 128}  # two programs a multiprocessor
     argmax.best_of_tile[(rows, tiles)](logits, tops, indices, width, BEST_TILE, **launch)
     before, after = states
-    for is_mass in (False, True):  # top-k, then top-p among what it keeps
+    for is_mass in (False, True):  # top-k, then top-p among the tokens that top-k keeps
         weighed, parted = parts
         for step in range(NARROWINGS):
             cuts.narrow[(rows, tiles)](

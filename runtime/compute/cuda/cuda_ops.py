@@ -1,4 +1,4 @@
-"""Operations between the products of a block on a GPU, a kernel each."""
+"""The operations between the products of a block on a GPU, a kernel each."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from zrt.runtime.compute.decoder.workspace import Views
 
 
 class CudaOps:
-    """`decoder.ops.Ops` on a GPU; nothing waits for the host."""
+    """The operations of `decoder.ops.Ops` on a GPU; nothing waits for the host."""
 
     def __init__(self, eps: float, *, is_silu: bool) -> None:
         self._eps = eps

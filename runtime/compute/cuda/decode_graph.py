@@ -33,13 +33,13 @@ class DecodeGraph:
         self._drawn: Tensor | None = None
         self._said: Tensor | None = None
         self.result: Tensor
-        """Hidden states or logits of the last launch, until the next."""
+        """Hidden states or logits of the last launch, valid until the next."""
 
     def capture(self, pool: Any) -> Any:
         """Capture the forward, and return the pool of memory to be used by the next graph."""
         self._inputs.fill((), torch.empty(0))
         self._inputs.send()
-        self._forward()  # compiles what was not yet, and lets libraries make their plans
+        self._forward()  # compiles what is not compiled yet, and lets libraries make their plans
         torch.cuda.current_stream(self._shard.device).synchronize()
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self.result = self._forward()
@@ -65,8 +65,8 @@ class DecodeGraph:
         self._graph.replay()
 
     def pick(self, knobs: Sequence[tuple[float, ...]]) -> None:
-        """Have the device pick from the last launch's logits: as `knobs` say for each of the first
-        rows, or the best."""
+        """Have the device pick from the last launch's logits: by `knobs` for each of the first
+        rows, or the best token of each row if there are none."""
         self._said = self._best
         if knobs:
             assert self._knobs is not None
@@ -75,8 +75,8 @@ class DecodeGraph:
             self._said = self._drawn
 
     def launch_next(self, steps: Sequence[BatchStep]) -> None:
-        """Start the forward of the tokens that are picked from the last launch, before the host
-        knows them."""
+        """Start the forward of the tokens picked from the last launch, before the host knows
+        them."""
         assert self._said is not None
         self._inputs.fill(steps, torch.zeros(len(steps), dtype=torch.int64))
         self._inputs.send()
@@ -89,15 +89,15 @@ class DecodeGraph:
         return self._said[1, :count].to(torch.int64)
 
     def ask(self) -> None:
-        """Start to copy what is picked to the host."""
+        """Start to copy the picked tokens to the host."""
         assert self._said is not None
         count = self._said.shape[1]
         self._picked[:, :count].copy_(self._said, non_blocking=True)
         self._heard.record()
 
     def said(self, count: int) -> Tensor:
-        """Wait for what was asked for last, and return it: float64 [2, count] on the CPU, the
-        greatest logits and the tokens picked."""
+        """Wait for the copy that `ask` started last, and return it: float64 [2, count] on the CPU,
+        the greatest logits and the tokens picked."""
         self._heard.synchronize()
         return self._picked[:, :count].clone()
 

@@ -1,4 +1,5 @@
-"""Launches of the dense kernels: tensors of a GPU in, grids and launch parameters chosen here."""
+"""Launches of the dense kernels, as functions of tensors on a GPU: grids and launch parameters are
+chosen here."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,17 +10,18 @@ from zrt.runtime.compute.cuda.kernels.dense import elementwise, gemv
 from zrt.runtime.compute.cuda.kernels.dense.dependent_launch import DEPENDENT
 
 GATE_TILE: Final = 1024
-"""Numbers of a row that a program of the gate's kernel does."""
+"""Numbers of a row that a program of the gate's kernel computes."""
 
 
 def power_of_two(number: int, least: int = 1) -> int:
-    """Return the smallest power of two that is below neither `number` nor `least`, itself one."""
+    """Return the smallest power of two that is below neither `number` nor `least`, itself a power
+    of two."""
     return max(least, 1 << max(0, number - 1).bit_length())
 
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Write RMSNorm of x [rows, width] to `out`, which may be `x`. Rows may lie apart, their
-    numbers may not; `weight` is [width]."""
+    """Write RMSNorm of x [rows, width] to `out`, which may be `x`. Rows may lie apart, the numbers
+    of a row may not; `weight` is [width]."""
     rows, width = x.shape
     elementwise.norm_rows[(rows,)](
         x,
@@ -52,7 +54,7 @@ class Product:
 
 
 def shape_of(inputs: int) -> Product | None:
-    """Return what was found fastest on Hopper for a product of so many inputs; None where its
+    """Return the shape found fastest on Hopper for a product of `inputs` inputs; None where its
     chunk does not divide them."""
     return Product(4, 1024, 4) if inputs % 1024 == 0 else None
 
@@ -69,7 +71,8 @@ def one_row_product(
     shape: Product,
 ) -> None:
     """Write the product of x [1, inputs] and weight [outputs, inputs] (with `gate` [2 x outputs,
-    inputs]) to `out` [1, outputs]. The kernel says what `norm` [inputs], `gate` and `add` do."""
+    inputs]) to `out` [1, outputs]. The kernel's docstring says what `norm` [inputs], `gate` and
+    `add` do."""
     outputs, inputs = weight.shape[0] // (2 if gate else 1), weight.shape[1]
     gemv.one_row_product[(outputs // shape.rows,)](
         x,

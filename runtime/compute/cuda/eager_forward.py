@@ -19,11 +19,11 @@ from zrt.runtime.compute.kv.paged_cache import PagedKVCache
 
 
 class EagerForward:
-    """A shard and its paged cache, computed on its device alone: the host is asked for nothing
-    once `inputs` are sent.
+    """A shard and its paged cache, computed on its device alone: nothing is asked of the host once
+    `inputs` are sent.
 
-    At one row the products are kernels that read weights as fast as memory gives them, with norms,
-    gate and residual inside, where the model's blocks are of the plain kind.
+    At one row the products are kernels that read weights at the speed of the memory, with norms,
+    gate and residual fused in, where the model's blocks are of the plain kind.
     """
 
     def __init__(self, shard: Shard, cache: PagedKVCache) -> None:
@@ -53,11 +53,11 @@ class EagerForward:
             self._plain_head.tune(tuning)
 
     def inputs(self, size: Size, buffers: Buffers | None = None) -> Inputs:
-        """Return inputs for batches that `size` holds, in `buffers` or in some of their own."""
+        """Return inputs for batches that `size` holds, in `buffers` or in buffers of their own."""
         return Inputs(self.shard, self._cache, self._rotaries, size, buffers)
 
     def input_bytes(self, size: Size) -> int:
-        """Return how many bytes of buffers such inputs need."""
+        """Return how many bytes of buffers the inputs of this size need."""
         return Inputs.nbytes(self.shard, self._cache, self._rotaries, size)
 
     def blocks(self, inputs: Inputs, views: Views) -> None:

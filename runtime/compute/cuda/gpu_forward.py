@@ -1,8 +1,8 @@
 """The forward of one shard over a ragged batch on a GPU.
 
-Sessions' keys and values lie in pages. What a forward needs from the host travels in one copy. A
-batch replays a CUDA graph, captured at load for a few sizes; a smaller batch is padded with rows
-that write to a spare page, and one that no graph holds is launched kernel by kernel
+Sessions' keys and values lie in pages. The data that a forward needs from the host travels in one
+copy. A batch replays a CUDA graph, captured at load for a few sizes; a smaller batch is padded with
+rows that write to a spare page, and a batch that no graph holds is launched kernel by kernel
 (eager_forward.py).
 """
 
@@ -29,11 +29,11 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 
 GRAPH_SIZES: Final = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))
-"""Rows of the batches that graphs are captured for, up to the sessions there may be."""
+"""Rows of the batches that graphs are captured for, up to the most sessions that may be open."""
 
 
 class GpuForward:
-    """A shard's forward with keys and values in the pages of `cache`, for at most `sessions`
+    """The forward of a shard with keys and values in the pages of `cache`, for at most `sessions`
     sessions: graphs where they hold the batch, else kernel by kernel."""
 
     def __init__(self, shard: Shard, cache: PagedKVCache, sessions: int) -> None:
@@ -46,10 +46,11 @@ class GpuForward:
         self._graphs: dict[int, DecodeGraph] = {}
         self._prompt_graphs: list[PromptGraph] = []
         self._before: list[tuple[Hashable, int, int]] | None = None
-        """Sessions of the last replay, where they would go on, and the length of their rope."""
+        """Sessions of the last replay, the positions where they would go on, and the length of
+        their rope."""
         self._ahead: tuple[list[int], list[int]] | None = None
-        """If that replay's graph has been launched again, for the tokens picked in it: those
-        tokens, and the pages they were written to."""
+        """The tokens picked in the last replay, and the pages they were written to, if its graph
+        has been launched again for them."""
 
     @property
     def is_plain(self) -> bool:
@@ -58,13 +59,13 @@ class GpuForward:
 
     @property
     def has_begun_next(self) -> bool:
-        """Whether the device computes the tokens that follow already, before it is asked to."""
+        """Whether the device already computes the tokens that follow, before it is asked to."""
         return self._ahead is not None
 
     @torch.inference_mode()
     def capture(self, tuned: Path | None = None, tick: Callable[[int, int], None] | None = None) -> None:
         """Capture the graphs of all batch sizes, the greatest first, in one pool of memory, once
-        the products have the shapes that suit the card: what was found is kept in the folder
+        the products have the shapes that suit the card: the shapes found are kept in the folder
         `tuned`. `tick(graphs captured, graphs in all)` is called before and after each."""
         with _no_collection():
             if tuned is not None:
@@ -72,7 +73,7 @@ class GpuForward:
             try:
                 self._capture(tick)
             except BaseException:
-                self._end_graphs()  # what they hold of a group would keep it from ending
+                self._end_graphs()  # the operations of a group that they hold would keep it from ending
                 raise
 
     def _capture(self, tick: Callable[[int, int], None] | None) -> None:
@@ -80,7 +81,7 @@ class GpuForward:
         singles += [size for size in GRAPH_SIZES if size >= self._sessions][:1]
         prompts = sizes(self.pages.context, self._sessions)
         workspace = self._eager.workspace
-        workspace.views(max(singles[-1], prompts[-1].rows))  # no later ones take the place of these
+        workspace.views(max(singles[-1], prompts[-1].rows))  # the largest first, so that the buffers never move
         nbytes = max(map(self._eager.input_bytes, prompts))
         buffers, pool = Buffers(nbytes, self.shard.device), None
         total = len(prompts) + len(singles)
@@ -99,7 +100,7 @@ class GpuForward:
             tick(total, total)
 
     def end(self) -> None:
-        """Free the graphs once the device is done: a group can end only when none holds its
+        """Free the graphs once the device is done: a group can end only when no graph holds its
         operations any more."""
         self._before, self._ahead = None, None
         torch.cuda.current_stream(self.shard.device).synchronize()
@@ -115,7 +116,7 @@ class GpuForward:
 
     def run(self, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
         """Compute one turn, as `Decoder.forward`. ZrtError insufficient_vram: the device has no
-        memory left for it."""
+        memory left for the turn."""
         self.best = self.void = None
         try:
             if all(step.n == 1 and (step.logits or not self.shard.is_last) for step in steps):
@@ -133,9 +134,9 @@ class GpuForward:
     def _replay(self, graph: DecodeGraph, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
         """Compute the next token of each session.
 
-        Where the same sessions go on as they did before, and nothing but their tokens is asked for,
-        their next tokens are begun at once: the device goes from token to token while the host
-        still says what they were. Where another stage begins them, it is told at once.
+        Where the same sessions go on as they did before, and only their tokens are asked for, their
+        next tokens are begun at once: the device goes from token to token while the host still
+        delivers the previous ones. Where another stage begins the next tokens, it is told at once.
         """
         before, self._before = self._before, [(step.key, step.seq_pos + 1, step.rope_length) for step in steps]
         ahead, self._ahead = self._ahead, None
@@ -150,7 +151,7 @@ class GpuForward:
             return graph.result[: len(steps)]
         graph.pick(picking.draw)
         if picking.alone and picking.begun is not None:
-            picking.begun(graph.tokens(len(steps)))  # first: whoever hears of them may trust that they went on
+            picking.begun(graph.tokens(len(steps)))  # first: a stage that is told may trust that they went on
         graph.ask()
         if picking.asked is not None:
             picking.asked()
@@ -165,7 +166,7 @@ class GpuForward:
         return graph.result[: len(steps)]
 
     def _places(self, steps: Sequence[BatchStep], later: int) -> list[int]:
-        """Return the page of each step's token, or of one so many tokens later."""
+        """Return the page of each step's token, or of the token `later` tokens after it."""
         page = self.pages.page_tokens
         return [int(self.pages.table(step.key)[(step.seq_pos + later) // page]) for step in steps]
 
@@ -182,8 +183,8 @@ class GpuForward:
         return True
 
     def _mixed(self, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
-        """Compute a batch with steps of several tokens, or of one whose logits nobody wants, or of
-        more sessions than there are graphs for."""
+        """Compute a batch with steps of several tokens, or of one whose logits are not asked for,
+        or of more sessions than there are graphs for."""
         size = Size.of(steps)
         graph = next((graph for graph in self._prompt_graphs if graph.size.holds(size)), None)
         if graph is not None:
@@ -210,8 +211,8 @@ class GpuForward:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep graphs of an engine that is gone from being freed while others are captured: CUDA
-    permits that to nobody meanwhile."""
+    """Keep graphs of a dropped engine from being freed while others are captured: CUDA does not
+    permit any thread to free a graph during a capture."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

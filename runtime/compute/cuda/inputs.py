@@ -1,4 +1,5 @@
-"""What one forward on a GPU is told by the host: written to pinned memory and sent in one copy."""
+"""The inputs of one forward on a GPU, as the host gives them: written to pinned memory and sent in
+one copy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,11 +37,11 @@ class Size:
 
     @property
     def rows(self) -> int:
-        """Rows of the batch: a token each."""
+        """The number of rows of the batch, one a token."""
         return self.tokens + self.singles
 
     def holds(self, other: "Size") -> bool:
-        """Return whether a batch of that size fits into one of this."""
+        """Return whether a batch of the size `other` fits into a batch of this size."""
         return self.tokens >= other.tokens and self.prompts >= other.prompts and self.singles >= other.singles
 
 
@@ -70,7 +71,7 @@ class Prompts(Generic[Numbers]):
 
 @dataclass(frozen=True, slots=True)
 class Parts(Generic[Numbers]):
-    """What a batch is told, on the host as arrays that are written, or on the device."""
+    """The data of a batch, on the host as arrays that are written, or on the device."""
 
     slots: Numbers
     """int64 [rows]: where in the pool each row's keys and values go."""
@@ -85,8 +86,8 @@ class Parts(Generic[Numbers]):
 
 
 class Buffers:
-    """The same bytes twice: pinned on the host, and on the device. `sent` says that the device has
-    read what was sent last."""
+    """A pinned buffer on the host, and one of the same size on the device. `sent` says that the
+    device has read the last copy."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -94,14 +95,14 @@ class Buffers:
         self.sent = torch.cuda.Event()
 
     def send(self, nbytes: int) -> None:
-        """Start to copy so many bytes to the device."""
+        """Start to copy `nbytes` bytes to the device."""
         self.device[:nbytes].copy_(self.host[:nbytes], non_blocking=True)
         self.sent.record()
 
 
 class Inputs:
-    """What a batch that `size` holds is told, in buffers of its own or in those that it is given:
-    `device` has it there."""
+    """The data of a batch that `size` holds, in buffers of its own or in those given: `device` is
+    the copy on the device."""
 
     def __init__(
         self,
@@ -123,12 +124,12 @@ class Inputs:
         self._nbytes = self._before_x = _size(layout[:-1])
         self._handed: list[tuple[int, HandedRows]] = []
         self.void: Tensor | None = None
-        """int32 on the device, of the batch that was sent last: not all 0 if rows that were handed
-        over are void. None: none were."""
+        """Int32 on the device, for the batch that was sent last: not all 0 if rows that were handed
+        over are void. None: no rows were handed over."""
 
     @staticmethod
     def nbytes(shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], size: Size) -> int:
-        """Return how many bytes of buffers they need."""
+        """Return how many bytes of buffers inputs of this size need."""
         return _size(_layout(shard, cache, rotaries, size))
 
     @property
@@ -138,7 +139,7 @@ class Inputs:
 
     def fill(self, steps: Sequence[BatchStep], x: Rows) -> None:
         """Write a batch; rows beyond its own stand for one token of a history in the spare page."""
-        self._buffers.sent.synchronize()  # the copy before has read the buffer
+        self._buffers.sent.synchronize()  # the previous copy has read the buffer
         self._fill_x(x)
         self._fill_places(steps)
         positions, lengths = self._fill_asked(steps)
@@ -146,7 +147,7 @@ class Inputs:
 
     def send(self) -> None:
         """Start the copy to the device; rows handed over follow when they are there. ZrtError
-        stage_lost: they never will be."""
+        stage_lost: the rows will never be there."""
         self._buffers.send(self._nbytes)
         handed, self._handed = self._handed, []
         there = self.device.x
@@ -156,7 +157,7 @@ class Inputs:
             assert self.void is not None
             rows.copy_to(to, self.void[index : index + 1])
             if to.dtype == torch.int64:
-                to.clamp_(0, self._vocab - 1)  # void ones are no ids
+                to.clamp_(0, self._vocab - 1)  # void rows may hold numbers that are no ids
 
     def _fill_x(self, x: Rows) -> None:
         """Write the rows that are here, and remember those that are handed over."""
@@ -200,7 +201,7 @@ class Inputs:
             singles.rows[single:] = np.arange(len(host.slots) - padding, len(host.slots))
             singles.lengths[single:] = 1
             singles.tables[single:, 0] = cache.spare_page
-        # One of the prompts' rows once more, or one that pads.
+        # One of the prompts' rows once more, or a padding row.
         prompts.rows[tokens:] = tiles[0][0] if tiles else len(host.slots) - 1
         prompts.tiles[len(tiles) :, 1] = 0
         if tiles:
@@ -233,8 +234,8 @@ class Inputs:
 
 
 def _layout(shard: Shard, cache: PagedKVCache, rotaries: Sequence[Rotary], size: Size) -> Layout:
-    """Return shapes and dtypes of `Parts`, in its order; what may not have to be copied comes
-    last."""
+    """Return shapes and dtypes of `Parts`, in its order; the part that may not have to be copied
+    comes last."""
     spec, width, rows = shard.spec, cache.table_width, size.rows
     return [
         ((rows,), torch.int64),
@@ -258,8 +259,8 @@ def _parts(views: Sequence[Tensor]) -> Parts[Tensor]:
 
 
 def _on_host(views: Sequence[Tensor]) -> Parts[np.ndarray[Any, Any]]:
-    """Return the parts that lie in views on the host, as arrays: one number is written to them at a
-    time."""
+    """Return the parts that lie in views on the host, as arrays, to which single numbers are
+    written."""
     slots, asked, rows, lengths, tables, prompt_rows, prompt_tables, tiles = (part.numpy() for part in views[:8])
     there = _parts(views)
     singles, prompts = Singles(rows, lengths, tables), Prompts(prompt_rows, prompt_tables, tiles)
@@ -267,7 +268,7 @@ def _on_host(views: Sequence[Tensor]) -> Parts[np.ndarray[Any, Any]]:
 
 
 def _size(layout: Layout) -> int:
-    """Return the bytes of buffers of this layout."""
+    """Return the number of bytes of buffers of this layout."""
     return sum(_aligned(prod(shape) * dtype.itemsize) for shape, dtype in layout)
 
 

@@ -1,8 +1,8 @@
 """The products of one row on a GPU, for models of the plain kind: weights without bias, norms
 before attention and MLP alone.
 
-Each is a kernel that reads its weights as fast as memory gives them, with norm, gate or residual
-inside (kernels/dense/gemv.py).
+Each is a kernel that reads its weights at the speed of the memory, with norm, gate or residual
+fused in (kernels/dense/gemv.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Attend = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The weights of one block, [outputs, inputs] each; of a rank, its own."""
+    """The weights of one block, [outputs, inputs] each; in a group, this rank's own."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -36,7 +36,7 @@ class PlainBlocks:
     """The blocks of a shard, made by `of`."""
 
     def __init__(self, weights: list[_Weights], eps: float, group: Collectives | None) -> None:
-        """`_NotPlain`: their sizes do not suit the kernel."""
+        """Choose a shape for each product. `_NotPlain`: the sizes do not suit the kernel."""
         self._weights = weights
         self._eps = eps
         self._group = group
@@ -56,8 +56,8 @@ class PlainBlocks:
             return None
 
     def run(self, index: int, views: Views, attend: Attend) -> None:
-        """Compute block `index` of the shard, in place on `views.hidden` [1, hidden]; `attend` does
-        what stands between the products."""
+        """Compute block `index` of the shard, in place on `views.hidden` [1, hidden]; `attend`
+        computes the part between the products."""
         weights, hidden, eps = self._weights[index], views.hidden, self._eps
         one_row_product(hidden, weights.qkv, views.qkv, norm=weights.attention_norm, eps=eps, shape=self._qkv)
         attend()
@@ -89,7 +89,8 @@ class PlainHead:
     """The head of a shard with the norm before it, made by `of`."""
 
     def __init__(self, head: Linear, norm: Tensor, eps: float) -> None:
-        """`_NotPlain`: it has a bias, or its size does not suit the kernel."""
+        """Choose the shape of the product. `_NotPlain`: the head has a bias, or its size does not
+        suit the kernel."""
         self._weight = _weight(head)
         self._shape = _shape(self._weight)
         self._split = head if isinstance(head, VocabularyLinear) else None
@@ -107,7 +108,7 @@ class PlainHead:
             return None
 
     def write(self, hidden: Tensor, logits: Tensor) -> None:
-        """Write the logits [1, vocab] of hidden states [1, hidden] before the norm; of a group, at
+        """Write the logits [1, vocab] of hidden states [1, hidden] before the norm; in a group, at
         the leader."""
         own = logits if self._split is None else logits.new_empty(1, len(self._weight))
         one_row_product(hidden, self._weight, own, norm=self._norm, eps=self._eps, shape=self._shape)
@@ -120,7 +121,7 @@ class PlainHead:
 
 
 class _NotPlain(Exception):
-    """Blocks or a head that the kernel of one row cannot compute."""
+    """A block or a head that the kernel of one row cannot compute."""
 
 
 def _plain(block: Block) -> _Weights:
@@ -134,7 +135,7 @@ def _plain(block: Block) -> _Weights:
 
 
 def _weight(linear: Linear) -> Tensor:
-    """Return a weight without bias, of a rank the rank's own part. Raises `_NotPlain`."""
+    """Return a weight without bias; for a rank, the rank's own part. Raises `_NotPlain`."""
     if isinstance(linear, RowParallelLinear):
         linear = linear.product
     elif isinstance(linear, VocabularyLinear):
@@ -162,8 +163,8 @@ def _tuned(
     gate: bool = False,
     add: bool = False,
 ) -> Product:
-    """Return the shape that suits products with these weights; `shape`, which they have, where they
-    are too small to tell."""
+    """Return the shape that suits products with these weights; `shape`, their present one, where
+    they are too small to tell."""
     one = weights[0]
     if not worth_trying(one):
         return shape

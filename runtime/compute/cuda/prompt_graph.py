@@ -1,9 +1,9 @@
 """The blocks over a batch with prompts in it as a CUDA graph: captured once for a size, replayed
-for every batch that it holds.
+for every batch that fits the size.
 
-A forward of several tokens is some five hundred kernels, and to launch them one by one takes a host
-as long as the device needs for a thousand tokens; ranks of a group wait for the slowest of their
-hosts besides.
+A forward of several tokens is some five hundred kernels, and launching them one by one takes a host
+as long as the device needs for a thousand tokens; the ranks of a group also wait for the slowest of
+their hosts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,12 +20,12 @@ from zrt.runtime.compute.turn import BatchStep
 
 TOKENS_ALONE: Final = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 TOKENS_BESIDE: Final = (64, 128, 256, 512, 1024)
-"""Rows of prompts that graphs are captured for: of prompts alone, and with sessions that decode in
-the same turn."""
+"""Rows of prompts that graphs are captured for: TOKENS_ALONE with prompts alone, TOKENS_BESIDE with
+sessions that decode in the same turn."""
 SESSIONS_BESIDE: Final = (16, 64, 256)
-"""How many of these, up to those that there may be."""
+"""Sessions that decode beside prompts, up to the most that may be open."""
 PROMPTS: Final = 16
-"""In one batch."""
+"""The most prompts in one batch."""
 
 
 def sizes(context: int, sessions: int) -> list[Size]:
@@ -40,7 +40,7 @@ def sizes(context: int, sessions: int) -> list[Size]:
 
 def _up_to(most: int, numbers: Iterable[int]) -> Iterator[int]:
     """Yield those of rising numbers that are below `most`, and then `most` itself if there is a
-    greater one."""
+    greater number."""
     for number in numbers:
         yield min(number, most)
         if number >= most:
@@ -48,8 +48,8 @@ def _up_to(most: int, numbers: Iterable[int]) -> Iterator[int]:
 
 
 class PromptGraph:
-    """The blocks of batches that `size` holds. Those of a decoder work in the same buffers: one
-    batch runs at a time."""
+    """The blocks of batches that `size` holds. All prompt graphs of a decoder work in the same
+    buffers: one batch runs at a time."""
 
     def __init__(self, eager: EagerForward, size: Size, views: Views, buffers: Buffers) -> None:
         self.size = size
@@ -62,7 +62,7 @@ class PromptGraph:
         """Capture the blocks, and return the pool of memory to be used by the next graph."""
         self._inputs.fill((), torch.empty(0))
         self._inputs.send()
-        # Compiles what was not yet, and lets libraries make their plans.
+        # Compiles what is not compiled yet, and lets libraries make their plans.
         self._eager.blocks(self._inputs, self._views)
         torch.cuda.current_stream(self._eager.shard.device).synchronize()
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
@@ -70,8 +70,8 @@ class PromptGraph:
         return self._graph.pool()
 
     def launch(self, steps: Sequence[BatchStep], x: Rows) -> tuple[Inputs, Tensor]:
-        """Start the blocks of a batch; return its inputs and its hidden states [rows, hidden], good
-        until the next launch."""
+        """Start the blocks of a batch; return its inputs and its hidden states [rows, hidden],
+        valid until the next launch."""
         self._inputs.fill(steps, x)
         self._inputs.send()
         self._graph.replay()

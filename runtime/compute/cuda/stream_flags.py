@@ -2,8 +2,9 @@
 driver's stream memory operations), and whose rows kernels write and read.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEMOP.html
-A stream that waits for an event of another process waits for ever if that process dies; one that
-waits for a word goes on as soon as anybody writes it.
+
+A stream that waits for an event of another process waits for ever if that process dies; a stream
+that waits for a word goes on as soon as any process writes the word.
 """
 
 import ctypes
@@ -18,14 +19,14 @@ from zrt.runtime.errors import ZrtError
 
 _PORTABLE_AND_MAPPED: Final = 1 | 2
 _WHEN_REACHED: Final = 0
-"""Wait until (word - value) as a signed number is not negative."""
+"""The flag for waiting until (word - value) as a signed number is not negative."""
 _TILE: Final = 1024
 """Numbers of 16 bits that a program copies, 16 bytes a thread."""
 _UNIT: Final = 8
-"""As many numbers are written as one, where their count is a multiple of it."""
+"""Numbers that are written as one, where their count is a multiple of this."""
 _MOST: Final = 1 << 20
-"""More bytes than these go by a copy engine: it does more of them at once than programs that read
-the host's memory."""
+"""The most bytes that kernels copy; a copy engine takes larger copies, since it has more accesses
+under way at once than programs that read the host's memory."""
 
 
 @cache
@@ -39,8 +40,8 @@ def _driver() -> Any:
 
 
 def register(address: int, size: int) -> int:
-    """Pin mapped memory for all devices of this process; where they see it. ZrtError unsupported.
-    Undone by `unregister`."""
+    """Pin mapped memory for all devices of this process; return the address at which they see it.
+    ZrtError unsupported. Undone by `unregister`."""
     _check(int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE_AND_MAPPED)), "to pin shared memory")
     seen = c_uint64()
     _check(_driver().cuMemHostGetDevicePointer_v2(byref(seen), address, 0), "to map shared memory")
@@ -48,31 +49,31 @@ def register(address: int, size: int) -> int:
 
 
 def unregister(address: int) -> None:
-    """Once the current stream is done with all that it was given."""
+    """Unpin memory, once the current stream has done all work it was given."""
     finish()
     torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def finish() -> None:
-    """Wait until the current stream has done all it was given."""
+    """Wait until the current stream has done all work it was given."""
     torch.cuda.current_stream().synchronize()
 
 
 def write(address: int, value: int) -> None:
-    """Once the current stream has come here, the word is `value`, and what was written before it
-    can be read."""
+    """Have the current stream set a word to `value`, so that everything written before it can be
+    read then."""
     _check(_driver().cuStreamWriteValue32_v2(_stream(), address, value, 0), "to write a flag")
 
 
 def wait(address: int, value: int) -> None:
-    """The current stream goes no further until the word is `value` or one that follows it."""
+    """Have the current stream wait until a word is `value` or one that follows it."""
     _check(_driver().cuStreamWaitValue32_v2(_stream(), address, value, _WHEN_REACHED), "to wait for a flag")
 
 
 def leave(rows: Tensor, place: Tensor, void: Tensor | None, said: Tensor) -> None:
     """Copy contiguous rows to registered memory; `said` int32 [1] there is 1 if any of `void` is
     not 0, else 0."""
-    from zrt.runtime.compute.cuda.kernels import host_copy  # triton is where CUDA is
+    from zrt.runtime.compute.cuda.kernels import host_copy  # triton is installed only where CUDA is
 
     count, voids = _copied(rows, place), 0 if void is None else void.numel()
     unit, void = _unit(count), said if void is None else void
@@ -94,13 +95,13 @@ def take(place: Tensor, to: Tensor, broken: Tensor, said: Tensor, void: Tensor) 
 
 
 def sample(count: int) -> Tensor:
-    """int16 [count] on the device, 0, 1, 2 and so on."""
+    """Return int16 [count] on the device: 0, 1, 2 and so on."""
     return torch.arange(count, dtype=torch.int16, device="cuda")
 
 
 def _copied(rows: Tensor, to: Tensor) -> int:
-    """Return how many numbers of 16 bits are a kernel's to copy: none where a copy engine does
-    it."""
+    """Copy large rows by a copy engine; return how many numbers of 16 bits are left for a kernel to
+    copy, 0 if there are none."""
     if rows.nbytes <= _MOST:
         return rows.nbytes // 2
     to.copy_(rows, non_blocking=True)

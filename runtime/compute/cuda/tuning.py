@@ -1,9 +1,9 @@
-"""Which shapes of the one-row product suit a card: tried once, and remembered on disk for each card
-and version of the compiler.
+"""The shapes of the one-row product that suit a card: tried once, and remembered on disk for each
+card and version of the compiler.
 
-A shape that does not suit costs a product up to half its speed, and none suits all (see
-docs/performance.md). Products so small that launching them takes as long as running them are not
-tried: they keep the shape that does well on average.
+A shape that does not suit costs a product up to half its speed, and no shape suits all products
+(see docs/performance.md). Products so small that launching them takes as long as running them are
+not tried: they keep the shape that does well on average.
 """
 
 import json
@@ -23,7 +23,7 @@ from zrt.runtime.compute.cuda.dense_launch import Product
 log = logging.getLogger(__name__)
 
 LEAST_BYTES: Final = 16 << 20
-"""Weights of a product worth trying."""
+"""The fewest bytes of weights of a product that is worth trying."""
 TRIED: Final = tuple(
     Product(rows, chunk, warps)
     for rows, chunk, warps in (
@@ -39,12 +39,12 @@ TRIED: Final = tuple(
 REPLAYS: Final = 3
 
 Run = Callable[[Tensor, Product], None]
-"""One product with this weight, in this shape."""
+"""A function that runs one product with this weight, in this shape."""
 
 
 class Tuning:
-    """The shapes found for one card, kept in `folder`; a file that cannot be read or written costs
-    nothing but the trying."""
+    """The shapes found for one card, kept in `folder`; a file that cannot be read or written only
+    costs another trial."""
 
     def __init__(self, folder: Path, card: str) -> None:
         name = "".join(letter if letter.isalnum() else "-" for letter in card)
@@ -52,8 +52,8 @@ class Tuning:
         self._version = f"triton {triton.__version__}"
 
     def shape(self, what: str, weights: Sequence[Tensor], run: Run, *, gate: bool = False) -> Product:
-        """Return the best shape for products with these weights, all of one size, which `what`
-        tells from others of that size."""
+        """Return the best shape for products with these weights, all of one size; `what`
+        distinguishes them from other products of that size."""
         outputs, inputs = weights[0].shape
         key = f"{self._version}, {what} {outputs} x {inputs} {str(weights[0].dtype).removeprefix('torch.')}"
         known = self._read()
@@ -85,7 +85,7 @@ class Tuning:
 
 
 def fitting(outputs: int, inputs: int) -> Iterator[Product]:
-    """The shapes to try for a product of so many outputs and inputs: those whose parts divide
+    """Yield the shapes to try for a product of so many outputs and inputs: those whose parts divide
     them."""
     return (shape for shape in TRIED if inputs % shape.chunk == 0 and outputs % shape.rows == 0)
 
@@ -95,8 +95,8 @@ def worth_trying(weight: Tensor) -> bool:
 
 
 def _time(weights: Sequence[Tensor], shape: Product, run: Run) -> float:
-    """Return what the products of all blocks take one after the other, as in a token's graph; their
-    weights come from memory, not from a cache."""
+    """Return the time of the products of all blocks one after the other, as in a token's graph, so
+    that weights come from memory, not from a cache."""
     run(weights[0], shape)  # compiles
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()

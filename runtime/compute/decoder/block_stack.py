@@ -1,8 +1,8 @@
-"""The one order of a shard's forward, on whatever device: embedding, blocks, norm and head.
+"""The order of a shard's forward, on whatever device: embedding, blocks, norm and head.
 
-Order of casts follows transformers' models, so that float32 agrees to 1e-4 and bfloat16 to
+The order of casts follows transformers' models, so that float32 agrees to 1e-4 and bfloat16 to
 rounding: norms in float32, cos and sin in the model's dtype, every other operation rounded to the
-model's dtype. What a model lacks costs it no operation.
+model's dtype. An operation that a model lacks costs nothing.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from zrt.runtime.compute.decoder.workspace import Views
 
 
 class BlockStack:
-    """A shard computed by the operations of its device. Keeps nothing from one forward to the
+    """A shard computed by the operations of its device. Keeps no state from one forward to the
     next."""
 
     def __init__(self, shard: Shard, ops: Ops) -> None:
@@ -33,7 +33,7 @@ class BlockStack:
         self._embedding_scale = float(torch.tensor(scale).to(shard.dtype)) if spec.embedding_scale_rounds else scale
 
     def embed(self, x: Tensor, hidden: Tensor) -> None:
-        """Write to `hidden` [rows, hidden] what the first block takes: the embedding of token ids
+        """Write to `hidden` [rows, hidden] the input of the first block: the embedding of token ids
         `x` int64 [rows] on the first stage, else the hidden states `x` themselves."""
         embedding = self.shard.embedding
         if embedding is None:
@@ -73,7 +73,8 @@ class BlockStack:
         self._add(block.down, views.gate, block.mlp_out_norm, views)
 
     def _normed(self, norm: Tensor | None, views: Views) -> Tensor:
-        """Return the residual stream as the next product takes it."""
+        """Return the residual stream as the next product takes it: normed, where the model norms
+        there."""
         if norm is None:
             return views.hidden
         self._norm(views.hidden, norm, views.normed, views.scale)
@@ -101,7 +102,7 @@ class BlockStack:
 
     def _final(self, logits: Tensor) -> Tensor:
         """Return the head's output, which is written over, in float32: divided and capped where the
-        model has it so."""
+        model does that."""
         spec = self.shard.spec
         if spec.logits_divisor != 1:
             logits.div_(spec.logits_divisor)

@@ -1,5 +1,5 @@
-"""A shard's forward behind one door: what every device checks of a turn, and its cache kept true
-whether the turn succeeds or fails."""
+"""The entrance to a shard's forward: the checks of a turn that every device needs, and the cache
+kept consistent whether the turn succeeds or fails."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -21,19 +21,19 @@ class Forward(Protocol):
 
     @property
     def best(self) -> Tensor | None:
-        """What the device picked from the last forward's logits, None where it did not: float64 [2,
-        rows], the greatest of each row, and the token picked."""
+        """The tokens that the device picked from the last forward's logits, None where it picked
+        none: float64 [2, rows], the greatest logit of each row, and the token picked."""
 
     @property
     def void(self) -> Tensor | None:
-        """Whether rows that were handed over to the last forward are void, None where none were:
-        int32 on the device, not all 0 if some are."""
+        """Whether rows that were handed over to the last forward are void, None where no rows were
+        handed over: int32 on the device, not all 0 if some are void."""
 
     def run(self, steps: Sequence[BatchStep], x: Rows, picking: Picking) -> Tensor:
-        """Compute one turn that is admitted, as `Decoder.forward` returns it."""
+        """Compute one admitted turn, and return what `Decoder.forward` returns."""
 
     def end(self) -> None:
-        """Let go of what holds a group's operations, before the group ends."""
+        """Release whatever holds a group's operations, before the group ends."""
 
 
 class Decoder:
@@ -47,7 +47,7 @@ class Decoder:
 
     @property
     def best(self) -> Tensor | None:
-        """What the device picked in the last forward (see `Forward.best`)."""
+        """The tokens that the device picked in the last forward (see `Forward.best`)."""
         return self._device.best
 
     @property
@@ -56,17 +56,17 @@ class Decoder:
         return self._device.void
 
     def end(self) -> None:
-        """Let go of what holds a group's operations, before the group ends."""
+        """Release whatever holds a group's operations, before the group ends."""
         self._device.end()
 
     def admit(self, step: BatchStep, x: Tensor | HandedRows) -> None:
-        """Check one step and its input, and take the pages it needs, going back first where it
-        starts before the end.
+        """Check one step and its input, and take the pages it needs; where it starts before the end
+        of the session's history, go back first.
 
-        Idempotent; on error nothing has changed. Errors: `unknown_session`; `kv_gap` when it starts
-        beyond the tokens held, or takes the session beyond `ModelSpec.rope_switch` without having
-        been told so; `context_exceeded`; `kv_full`; `bad_request` for input of the wrong shape,
-        dtype or vocabulary; `stage_lost` for rows that never come.
+        Idempotent; on error nothing has changed. Errors: `unknown_session`; `kv_gap` when the step
+        starts beyond the tokens held, or takes the session beyond `ModelSpec.rope_switch` without
+        having been told so; `context_exceeded`; `kv_full`; `bad_request` for input of the wrong
+        shape, dtype or vocabulary; `stage_lost` for rows that never come.
         """
         self._check_input((step,), x)
         self._take_pages(step)
@@ -78,10 +78,10 @@ class Decoder:
         `x`: token ids int64 [rows] on the first stage, else hidden states [rows, hidden] in the
         shard's dtype; it is not written to. Returns hidden states [rows, hidden], or on the last
         stage logits float32 [steps that want logits, vocab]. The result is the caller's: no later
-        forward touches it, save on a GPU, where it is good until the next, and where `best` says
-        what was picked from it. On error every session is as it was, save that one that had to go
-        back has gone back. Errors: those of `admit`, and `bad_request` for two steps of one
-        session.
+        forward touches it, except on a GPU, where it is valid until the next forward, and where
+        `best` says what was picked from it. On error every session is as it was, except that a
+        session that had to go back has gone back. Errors: those of `admit`, and `bad_request` for
+        two steps of one session.
         """
         self._check_input(steps, x)
         try:
@@ -98,7 +98,8 @@ class Decoder:
         return result
 
     def _take_pages(self, step: BatchStep) -> None:
-        """Reserve the pages of one step, going back first where it starts before the end."""
+        """Reserve the pages of one step; where it starts before the end of the session's history,
+        go back first."""
         have = self.cache.have(step.key)
         if step.seq_pos > have:
             raise ZrtError(
@@ -117,7 +118,8 @@ class Decoder:
             self.cache.reserve(step.key, step.seq_pos + step.n)
 
     def _check_input(self, steps: Sequence[BatchStep], x: Rows) -> None:
-        """Check that the steps are possible and that `x` is theirs."""
+        """Raise ZrtError bad_request or stage_lost unless the steps are possible and `x` is their
+        input."""
         spec, rows = self.shard.spec, sum(step.n for step in steps)
         if not steps or len({step.key for step in steps}) != len(steps):
             raise ZrtError("bad_request", "a batch holds at least one step, and one step a session")
@@ -134,6 +136,6 @@ class Decoder:
         if isinstance(x, HandedRows) and x.broken:
             raise ZrtError("stage_lost", "the stage before is gone, and the rows it was to hand over with it")
         if not isinstance(x, Tensor):
-            return  # a device says what they are
+            return  # values that lie on a device are not known here
         if self.shard.is_first and not 0 <= min(ids := x.tolist()) <= max(ids) < spec.vocab_size:
             raise ZrtError("bad_request", f"a token id is outside the vocabulary of {spec.vocab_size}")

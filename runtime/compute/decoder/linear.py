@@ -21,20 +21,20 @@ class Linear(Protocol):
         """Add the product to `out`."""
 
     def rows(self, ids: Tensor, out: Tensor) -> None:
-        """Write the weight's rows of these numbers, int64 [n], to `out`, [n, in]: what an embedding
-        looks up."""
+        """Write the weight's rows of these numbers, int64 [n], to `out`, [n, in]: the lookup of an
+        embedding."""
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Return the fastest way to hold a weight [out, in], with an optional bias [out]. The tensor is
-    the layer's from now on."""
+    """Return the fastest form for a weight [out, in], with an optional bias [out]. The layer owns
+    the tensor from now on."""
     if weight.is_cuda:
         return CudaLinear(weight, bias)
     return PackedLinear(weight, bias) if packs(weight) else DenseLinear(weight, bias)
 
 
 class DenseLinear:
-    """Weights as they are stored, in the model's dtype."""
+    """A layer whose weights are as they are stored, in the model's dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
@@ -58,8 +58,7 @@ class DenseLinear:
 
 
 class CudaLinear(DenseLinear):
-    """Weights on a GPU, where the sum with what is there is part of the product and rounded once
-    with it."""
+    """A layer on a GPU, where adding to `out` is part of the product and rounded once with it."""
 
     def add(self, x: Tensor, out: Tensor) -> None:
         out.addmm_(x, self._transposed)
@@ -68,8 +67,8 @@ class CudaLinear(DenseLinear):
 
 
 class PackedLinear:
-    """float32 weights on the CPU in panels (see `products`), packed in place; outputs beyond the
-    last whole panel stay as they were."""
+    """A layer of float32 weights on the CPU in panels (see gemm.py), packed in place; outputs
+    beyond the last whole panel stay as they were."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.shape = tuple(weight.shape)

@@ -1,5 +1,5 @@
-"""What differs between devices in a block: the operations between its products (`Ops`), and the
-attention of one forward (`Attention`).
+"""The parts of a block that differ between devices: the operations between its products (`Ops`),
+and the attention of one forward (`Attention`).
 
 A device's room implements both: cpu/cpu_ops.py and cpu/cpu_forward.py, cuda/cuda_ops.py and
 cuda/eager_forward.py. The order in which a block calls them is in block_stack.py alone.
@@ -17,15 +17,16 @@ from zrt.runtime.models.architecture.spec import BlockSpec, ModelSpec
 
 
 class Ops(Protocol):
-    """Operations on rows between the products of a block, for one dtype on one kind of device. All
-    compute in float32 at least as far as transformers' models do, and round to the model's dtype.
-    """
+    """The operations on rows between the products of a block, for one dtype on one kind of device.
+    All compute in float32 at least where transformers' models do, and round to the model's
+    dtype."""
 
     def norm(self, x: Tensor, weight: Tensor, out: Tensor, scratch: Tensor | None = None) -> None:
         """Write RMSNorm of `x` over its last dimension to `out`, which may be `x`.
 
-        `x`, `out` are [rows, width]; on a CPU [rows, heads, width] as well, `weight` [heads, width]
-        then, else [width]. `scratch` is float32, of the shape of `x` with a last dimension of 1.
+        `x`, `out` are [rows, width] and `weight` is [width]; on a CPU also [rows, heads, width],
+        with `weight` [heads, width]. `scratch` is float32, of the shape of `x` with a last
+        dimension of 1.
         """
 
     def gate(self, views: Views) -> None:
@@ -42,8 +43,8 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What the attention of a shard computes. `windows` says of each of its blocks how many tokens
-    a token sees, itself included (None: all)."""
+    """The computation of a shard's attention. `windows` gives for each of its blocks how many
+    tokens a token sees, itself included (None: all)."""
 
     windows: tuple[int | None, ...]
     scale: float
@@ -51,5 +52,5 @@ class AttentionSpec:
 
     @classmethod
     def of(cls, spec: ModelSpec, blocks: Sequence[BlockSpec]) -> "AttentionSpec":
-        """Return that of these blocks of a model."""
+        """Return the attention of these blocks of a model."""
         return cls(tuple(block.window for block in blocks), spec.attention_scale, spec.attention_softcap)

@@ -1,7 +1,7 @@
 """Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split form of the Hugging Face
 checkpoints.
 
-The ways to stretch it are those of `modeling_rope_utils` in transformers 5: position interpolation
+Its scaling methods are those of `modeling_rope_utils` in transformers 5: position interpolation
 (linear), NTK (dynamic), Llama 3's, YaRN (arXiv 2309.00071) and LongRoPE (arXiv 2402.13753).
 """
 
@@ -17,34 +17,34 @@ from zrt.runtime.models.architecture.spec import BlockSpec
 
 
 def inverse_frequencies(rope: Rope, length: int = 0) -> Tensor:
-    """float32 [dim / 2]: radians a position, for each rotated pair, in a sequence of `length`
-    tokens (for the kinds that depend on it)."""
+    """Return float32 [dim / 2]: radians a position, for each rotated pair, in a sequence of
+    `length` tokens (for the kinds that depend on it)."""
     return _FREQUENCIES[rope.kind](rope, length)
 
 
 class Rotary(Protocol):
-    """What turns positions into angles."""
+    """A map from positions to angles."""
 
     def at(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and signed sin of positions int64 [rows]: two [rows, 1, dim], for every block of one
-        forward.
+        """Return cos and signed sin of positions int64 [rows]: two [rows, 1, dim], for every block
+        of one forward.
 
-        `lengths` int64 [rows]: of the sequence each token was run in. `sin` carries the sign of the
-        half it multiplies, so that rotating is `x * cos + swapped halves of x * sin`. Both are
-        computed in float32 and rounded to the model's dtype, as in transformers.
+        `lengths` int64 [rows] is the length of the sequence that each token was run in. `sin`
+        carries the sign of the half it multiplies, so that rotating is `x * cos + swapped halves of
+        x * sin`. Both are computed in float32 and rounded to the model's dtype, as in transformers.
         """
 
 
 def rotaries(blocks: Sequence[BlockSpec], context: int, dtype: torch.dtype) -> tuple[list[Rotary], list[int | None]]:
-    """Return the rotaries of these blocks, each once, and of each block which of them it has (None:
-    it rotates nothing)."""
+    """Return the rotaries of these blocks, each once, and for each block which of them it uses
+    (None: it rotates nothing)."""
     ropes = list(dict.fromkeys(block.rope for block in blocks if block.rope is not None))
     which = [None if block.rope is None else ropes.index(block.rope) for block in blocks]
     return [rotary(rope, context, dtype) for rope in ropes], which
 
 
 def rotary(rope: Rope, context: int, dtype: torch.dtype) -> Rotary:
-    """Return what turns positions below `context` into angles of `dtype`."""
+    """Return the map from positions below `context` to angles of `dtype`."""
     if rope.kind == "dynamic":
         return DynamicRotary(rope, dtype)
     if rope.kind == "longrope":
@@ -59,7 +59,7 @@ class FixedRotary:
         self._cos, self._sin = _table(rope, inverse_frequencies(rope), context, dtype)
 
     def at(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Rotary.at`."""
+        """Return the angles of positions; see `Rotary.at`."""
         return _rows(self._cos, positions), _rows(self._sin, positions)
 
 
@@ -75,7 +75,7 @@ class LongRotary:
         self._cos, self._sin = (torch.cat(pair) for pair in zip(short, long, strict=True))
 
     def at(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Rotary.at`."""
+        """Return the angles of positions; see `Rotary.at`."""
         rows = positions + (lengths > self._original) * self._context
         return _rows(self._cos, rows), _rows(self._sin, rows)
 
@@ -89,15 +89,15 @@ class DynamicRotary:
         self._dtype = dtype
 
     def at(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Rotary.at`."""
+        """Return the angles of positions; see `Rotary.at`."""
         each, which = lengths.unique(return_inverse=True)
         frequencies = torch.stack([inverse_frequencies(self._rope, int(length)) for length in each])
         return _cos_and_sin(self._rope, positions[:, None] * frequencies[which], self._dtype)
 
 
 def _rows(table: Tensor, rows: Tensor) -> Tensor:
-    """As `table[rows]`, which wakes all threads for 24 rows already, and takes 74 µs for 32 rows
-    where this takes 2."""
+    """Return `table[rows]`: plain indexing wakes all threads for 24 rows already, and takes 74 µs
+    for 32 rows where this function takes 2."""
     return table.index_select(0, rows)
 
 
@@ -106,13 +106,13 @@ def _table(rope: Rope, frequencies: Tensor, context: int, dtype: torch.dtype) ->
 
 
 def _cos_and_sin(rope: Rope, angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Of angles float32 [rows, dim / 2]: cos and signed sin [rows, 1, dim]."""
+    """Return cos and signed sin [rows, 1, dim] of angles float32 [rows, dim / 2]."""
     cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
     return torch.cat((cos, cos), dim=1).to(dtype).unsqueeze(1), torch.cat((-sin, sin), dim=1).to(dtype).unsqueeze(1)
 
 
 def _power(theta: float, rope: Rope) -> Tensor:
-    """theta ** (2i / dim) of the pairs i."""
+    """Return theta ** (2i / dim) of the pairs i."""
     return torch.pow(theta, torch.arange(0, rope.dim, 2).float() / rope.dim)
 
 
@@ -130,7 +130,8 @@ def _dynamic(rope: Rope, length: int) -> Tensor:
 
 
 def _llama3(rope: Rope, length: int) -> Tensor:
-    """Long waves are stretched by `factor`, short ones kept; between the two limits, by degrees."""
+    """Return frequencies whose long waves are stretched by `factor`, short ones kept, and those
+    between the two limits stretched by degrees."""
     plain = _default(rope, length)
     turns = rope.original * plain / (2 * math.pi)  # in the original context
     kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
@@ -138,8 +139,8 @@ def _llama3(rope: Rope, length: int) -> Tensor:
 
 
 def _yarn(rope: Rope, length: int) -> Tensor:
-    """As in Llama 3, but the degrees go by the pair's number, between those that turn `beta_fast`
-    and `beta_slow` times."""
+    """Return frequencies stretched as in Llama 3, but by degrees that depend on the pair's number,
+    between the pairs that turn `beta_fast` and `beta_slow` times."""
     plain = _default(rope, length)
 
     def pair(turns: float) -> float:

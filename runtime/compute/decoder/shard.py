@@ -1,5 +1,5 @@
-"""The weights one process holds: a contiguous run of blocks, with the embedding on the first and
-norm and head on the last."""
+"""The weights that one process holds: a contiguous run of blocks, with the embedding on the first
+and norm and head on the last."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Block:
     qkv: Linear
     qk_norm: Tensor | None  # [heads + kv heads, head_dim], the norm weight of each q and k head
     q_norm: Tensor | None  # [heads x head_dim], where q is normed over all its heads at once
-    k_norm: Tensor | None  # [kv heads x head_dim], likewise
+    k_norm: Tensor | None  # [kv heads x head_dim], where k is normed over all its heads at once
     o: Linear
     attention_out_norm: Tensor | None  # [hidden]
     mlp_norm: Tensor | None  # [hidden]
@@ -70,7 +70,7 @@ class Shard:
     nbytes: int
     blocks: tuple[Block, ...]
     embedding: Linear | None  # [vocab, hidden], on the first stage, for its rows
-    final_norm: Tensor | None  # [hidden], on the last stage, as the blocks' norms
+    final_norm: Tensor | None  # [hidden], on the last stage, in the dtype of the blocks' norms
     head: Linear | None  # [vocab, hidden], on the last stage; the embedding itself where tied and held together
     group: Collectives | None = None
 
@@ -93,12 +93,12 @@ class Shard:
 
         `ends` says whether embedding and head are part of the shard, by default with the model's
         first and last block; where it is given, there may be no blocks, and `last` is `first - 1`
-        then. `table` is the embedding or head of another shard on this device: where they are tied
-        it is this one's as well, which neither reads nor counts it. Of a shard that is split over a
-        `group`, only what this rank computes with is read. Beyond the shard itself one chunk of
-        `weight_sources.CHUNK_BYTES` is held. `progress(bytes done, bytes in all)` and `cancelled()`
-        are called at least every 8 MiB. Errors: `bad_model`, `cancelled`, `insufficient_memory`,
-        `bad_config` for blocks the model does not have.
+        then. `table` is the embedding or head of another shard on this device: where the two are
+        tied it also serves this shard, which neither reads nor counts it. For a shard that is split
+        over a `group`, only the part that this rank computes with is read. Beyond the shard itself
+        one chunk of `weight_sources.CHUNK_BYTES` is held. `progress(bytes done, bytes in all)` and
+        `cancelled()` are called at least every 8 MiB. Errors: `bad_model`, `cancelled`,
+        `insufficient_memory`, `bad_config` for blocks the model does not have.
         """
         first, last = blocks
         _check_blocks(spec, first, last, least=first if ends is None else first - 1)
@@ -132,17 +132,17 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Return whether token ids are taken, not hidden states."""
+        """Return whether the input is token ids, not hidden states."""
         return self.embedding is not None
 
     @property
     def is_last(self) -> bool:
-        """Return whether logits are given, not hidden states."""
+        """Return whether the output is logits, not hidden states."""
         return self.head is not None
 
     @property
     def leads(self) -> bool:
-        """Return whether what comes out is here: not at the other ranks of a group."""
+        """Return whether the output is in this process: it is not at the other ranks of a group."""
         return self.group is None or self.group.rank == LEADER
 
 
@@ -154,7 +154,8 @@ def _check_blocks(spec: ModelSpec, first: int, last: int, least: int) -> None:
 
 
 class _Meter:
-    """The bytes that are loaded, of `nbytes` in all; whoever loads is told, and may cancel."""
+    """The bytes that are loaded, of `nbytes` in all; it reports progress to the caller of the load,
+    who may cancel."""
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class _Meter:
         self._cancelled = cancelled
 
     def tick(self, nbytes: int) -> None:
-        """Count so many bytes more. ZrtError cancelled."""
+        """Count `nbytes` bytes more. ZrtError cancelled."""
         self._done += nbytes
         if self._progress is not None:
             self._progress(self._done, self._nbytes)
@@ -180,7 +181,7 @@ class _Meter:
 
 
 class _Loader:
-    """Allocates and fills tensors one after the other."""
+    """A loader that allocates and fills tensors one after the other."""
 
     def __init__(
         self,
@@ -203,8 +204,8 @@ class _Loader:
         self._meter = meter
 
     def ends(self, stored: Shapes, shared: Linear | None) -> tuple[dict[str, Linear], Tensor | None]:
-        """Read what these tensors at the model's ends are: the tables by name, and the final norm's
-        weight if it is among them. Where the embedding is not, `shared` stands for it."""
+        """Read these tensors at the model's ends: the tables by name, and the final norm's weight
+        if it is among them. Where the embedding is not, `shared` stands for it."""
         tensors = {name: self._tensor(name, shape) for name, shape in stored.items()}
         tables = {name: self._table(tensor) for name, tensor in tensors.items() if tensor.dim() == 2}
         if shared is not None:
@@ -241,7 +242,7 @@ class _Loader:
         return linear(weight, bias if bias is not None and len(bias) else None)
 
     def _summed(self, index: int, projection: str) -> Linear:
-        """Read a projection of a block of which each rank computes a summand."""
+        """Read a projection of a block for which each rank computes a summand."""
         product = self._linear(index, projection)
         return product if self._group is None else RowParallelLinear(product, self._group)
 
@@ -263,14 +264,13 @@ class _Loader:
         return weight + 1.0 if self._spec.norms_plus_one else weight
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read what this rank holds of a tensor that is stored in this shape."""
+        """Read this rank's part of a tensor that is stored in this shape."""
         tensor = self._empty(self._part.cut(self._spec, name, shape).shape(shape))
         self._read(name, shape, tensor)
         return tensor
 
     def _merged(self, index: int, *parts: str) -> Tensor:
-        """Read tensors of a block, stacked in one of their own: rows of the first, then of the
-        second, …"""
+        """Read tensors of a block into one tensor: rows of the first, then of the second, …"""
         names, shapes = [block_name(index, part) for part in parts], [self._shapes[part] for part in parts]
         held = [self._part.cut(self._spec, name, shape).shape(shape) for name, shape in zip(names, shapes, strict=True)]
         sizes = [shape[0] for shape in held]
@@ -291,7 +291,7 @@ class _Loader:
             ) from error
 
     def _read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
-        """Fill `into` with what this rank holds of a tensor."""
+        """Fill `into` with this rank's part of a tensor."""
         cut = self._part.cut(self._spec, name, shape)
         start = 0
         for rows, columns in cut.stored_parts(shape):

@@ -1,8 +1,8 @@
-"""What a rank of a tensor-parallel group computes otherwise than a whole shard: products whose
+"""The products that a rank of a tensor-parallel group computes otherwise than a whole shard: their
 results are summed or gathered over the ranks.
 
-A block stays in step with the others by two sums: after the o product and after the down product.
-Everything between is a rank's own.
+A block stays in step with the other ranks by two sums: after the o product and after the down
+product. Everything between is a rank's own.
 """
 
 from typing import Final, Protocol
@@ -18,25 +18,25 @@ LEADER: Final = 0
 
 
 class Collectives(Protocol):
-    """What the ranks of a group do together; every rank calls the same operations in the same order
-    with tensors of the same shape."""
+    """The operations that the ranks of a group do together; every rank calls the same operations in
+    the same order with tensors of the same shape."""
 
     rank: int
     world: int
 
     def all_reduce(self, x: Tensor) -> None:
-        """Put the sum over all ranks in the place of the contiguous `x`."""
+        """Replace the contiguous `x` by its sum over all ranks."""
 
     def gather(self, x: Tensor) -> Tensor | None:
-        """Return each rank's contiguous `x`, [world, *x.shape], at the leader; None at the
-        others."""
+        """Return each rank's contiguous `x`, [world, *x.shape], at the leader; None at the other
+        ranks."""
 
     def broadcast(self, x: Tensor) -> None:
-        """Put the leader's values in the place of the contiguous `x` at all ranks."""
+        """Replace the contiguous `x` by the leader's values at all ranks."""
 
 
 class RowParallelLinear:
-    """A product of which each rank holds some of the inputs: what comes out is summed."""
+    """A product of which each rank holds some of the inputs: the ranks' results are summed."""
 
     def __init__(self, product: Linear, group: Collectives) -> None:
         self.product = product
@@ -58,7 +58,8 @@ class RowParallelLinear:
 class VocabularyLinear:
     """Embedding or head, of which rank r holds the r-th run of `count` rows of the vocabulary.
 
-    As a head it gives the leader all logits, less the padding; at the others `out` is left alone.
+    When used as a head it gives the leader all logits, less the padding; at the other ranks `out`
+    is left alone.
     """
 
     def __init__(self, own: Linear, count: int, group: Collectives) -> None:
@@ -83,7 +84,7 @@ class VocabularyLinear:
         out.add_(logits)
 
     def rows(self, ids: Tensor, out: Tensor) -> None:
-        """Write the rows of these ids, exactly: all summands but one are 0."""
+        """Write the rows of these ids to `out`, exactly: all summands but one are 0."""
         own = ids - self._group.rank * self._count
         elsewhere = (own < 0) | (own >= self._count)
         self.own.rows(own.masked_fill(elsewhere, 0), out)
@@ -96,7 +97,7 @@ class NormsOverRanks:
     sums of squares are exchanged."""
 
     def __init__(self, spec: ModelSpec, group: Collectives, device: torch.device) -> None:
-        """Count over how many numbers is normed. `spec` is the rank's."""
+        """Count the numbers that each norm runs over, on all ranks. `spec` is this rank's."""
         self._eps = spec.norm_eps
         self._group = group
         q, k = (heads * group.world * spec.head_dim for heads in (spec.num_heads, spec.num_kv_heads))

@@ -1,8 +1,8 @@
 """Buffers that every block of a forward writes over, and the views of them that the block works
 with.
 
-At one row a view made anew costs as much as an operation: its code has left the caches while
-weights streamed through. So all views of a number of rows are made once and kept.
+At one row, making a view costs as much as an operation: its code has left the caches while weights
+streamed through. So all views of a number of rows are made once and kept.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ VIEWS_KEPT: Final = 64
 
 
 class Workspace:
-    """Buffers of one decoder, grown to the largest batch seen."""
+    """The buffers of one decoder, grown to the largest batch seen."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._spec = spec
@@ -27,7 +27,7 @@ class Workspace:
         self._views: dict[int, Views] = {}
 
     def views(self, rows: int) -> "Views":
-        """Return the views of the first `rows` rows. Whatever was in the buffers is lost at the
+        """Return the views of the first `rows` rows. The contents of the buffers are lost at the
         next call."""
         if rows > self._capacity:
             self._grow(rows)
@@ -58,7 +58,7 @@ class Workspace:
 
 
 class Views:
-    """Views of the work buffers for one number of rows; `group` is heads / kv heads."""
+    """The views of the work buffers for one number of rows; `group` is heads / kv heads."""
 
     def __init__(self, spec: ModelSpec, buffers: dict[str, Tensor]) -> None:
         heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim

@@ -2,9 +2,9 @@
 equal prefix. Pure: knows no tensor.
 
 A row is the place of one session's history, and its pages are counted against one pool. A session
-that closes leaves the full pages that have names (see page_keys.py) behind in its row; a later one
-whose history begins with the same names takes them over or copies them. Cached pages are evicted
-from the ends of the rows that were used least recently, as soon as a session needs them.
+that closes leaves the full pages that have names (see page_keys.py) behind in its row; a later
+session whose history begins with the same names takes them over or copies them. Cached pages are
+evicted from the ends of the rows that were used least recently, as soon as a session needs pages.
 """
 
 from collections import OrderedDict
@@ -29,7 +29,7 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """The row's memory from token `start` on holds nothing any more."""
+    """A row whose memory from token `start` on holds nothing any more."""
 
     row: int
     start: int
@@ -37,7 +37,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a new session begins with: `tokens` of history, to be copied from row `source` if that
+    """The beginning of a new session: `tokens` of history, to be copied from row `source` if that
     is another than `row`."""
 
     row: int
@@ -51,12 +51,12 @@ class _PageRow:
     have: int = 0  # tokens
     pages: int = 0
     names: list[int] = field(default_factory=list)  # of the pages of the history, as far as known
-    named: int = 0  # pages that others may find by their names: full, written, and named
+    named: int = 0  # pages that other sessions may find by their names: full, written, and named
 
 
 class PagePool:
-    """`total` pages of `page_tokens` tokens, and rows for `sessions` sessions with as many cached
-    ones besides."""
+    """A pool of `total` pages of `page_tokens` tokens, with rows for `sessions` sessions and for as
+    many cached ones besides."""
 
     def __init__(self, total: int, page_tokens: int, page_bytes: int, sessions: int) -> None:
         self._total = total
@@ -83,12 +83,12 @@ class PagePool:
         return len(self._sessions)
 
     def sessions(self) -> list[Hashable]:
-        """Return the keys of those that are open."""
+        """Return the keys of the open sessions."""
         return list(self._sessions)
 
     def row(self, key: Hashable) -> int:
-        """Return where the session's history lies. `unknown_session` when it is not open, here as
-        everywhere below."""
+        """Return where the session's history lies. ZrtError unknown_session: the session is not
+        open, here and in every method below."""
         return self._row(key).number
 
     def have(self, key: Hashable) -> int:
@@ -97,7 +97,7 @@ class PagePool:
 
     def open(self, key: Hashable, names: Sequence[int] = ()) -> Opening:
         """Begin a session whose history's pages have these names, with the longest prefix of them
-        that is here.
+        that is held here.
 
         ZrtError overloaded: `sessions` are open already.
         """
@@ -125,8 +125,8 @@ class PagePool:
         self._name(self._row(key), names)
 
     def reserve(self, key: Hashable, upto: int) -> None:
-        """Own pages for tokens `[0, upto)`, at the cost of cached ones. `kv_full` when too few can
-        be had; nothing changes then."""
+        """Own pages for tokens `[0, upto)`, at the cost of cached ones. ZrtError kv_full: too few
+        pages can be had; nothing changes then."""
         row = self._row(key)
         missing = self._pages(upto) - row.pages
         if missing <= 0:
@@ -144,7 +144,7 @@ class PagePool:
         self._used += missing
 
     def commit(self, key: Hashable, upto: int) -> None:
-        """Say that tokens `[0, upto)` are held; their pages must be reserved."""
+        """Record that tokens `[0, upto)` are held; their pages must be reserved."""
         row = self._row(key)
         if not row.have <= upto <= row.pages * self._page_tokens:
             raise ZrtError(
@@ -156,14 +156,16 @@ class PagePool:
 
     def rewind(self, key: Hashable, n: int) -> None:
         """Hold `min(have, n)` tokens, and give back every page beyond them, reserved ones included.
-        Names stay: who goes on with other tokens than they say renames first."""
+        Names stay: a caller that goes on with other tokens than the names stand for renames the
+        pages first."""
         row = self._row(key)
         row.have = min(row.have, max(n, 0))
         self._hide(row, row.have // self._page_tokens)
         self._used -= self._shrink(row, self._pages(row.have))
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """End a session; its full pages that have names stay as cache. Closing twice is nothing."""
+        """End a session; its full pages that have names stay as cache. Closing twice does
+        nothing."""
         row = self._sessions.get(key)
         if row is None:
             return
@@ -180,7 +182,7 @@ class PagePool:
             self._free_rows.append(row.number)
 
     def freed(self) -> list[Freed]:
-        """Return what was given back since this was asked last."""
+        """Return what was given back since the last call."""
         freed, self._freed = self._freed, []
         return freed
 
@@ -206,16 +208,16 @@ class PagePool:
         return row
 
     def _new_row(self, keep: _PageRow | None) -> _PageRow:
-        """Return a row for a session; if all are taken, of the cached one that was used least
-        recently (but not `keep`)."""
+        """Return a row for a session; if all are taken, the cached row that was used least recently
+        (but not `keep`)."""
         if not self._free_rows:
             victim = next(row for row in self._cached.values() if row is not keep)
             self._evict(victim, victim.pages)
         return _PageRow(self._free_rows.pop())
 
     def _take_over(self, key: Hashable, source: _PageRow, pages: int, names: Sequence[int]) -> Opening:
-        """Make a cached row the session's own; what it holds beyond the common prefix is given
-        up."""
+        """Make a cached row the session's own; pages that it holds beyond the common prefix are
+        given up."""
         self._evict(source, source.pages - pages)
         del self._cached[source.number]
         self._cached_pages -= pages
@@ -225,8 +227,8 @@ class PagePool:
         return Opening(source.number, source.number, source.have)
 
     def _make_room(self, pages: int, keep: _PageRow | None) -> int:
-        """Evict cached pages (not those of `keep`) until so many are free, or nothing is left to
-        evict; how many are free."""
+        """Evict cached pages (not those of `keep`) until `pages` are free, or nothing is left to
+        evict; return how many are free."""
         for row in list(self._cached.values()):
             missing = pages - (self._total - self._used - self._cached_pages)
             if missing <= 0:
@@ -236,7 +238,7 @@ class PagePool:
         return self._total - self._used - self._cached_pages
 
     def _evict(self, row: _PageRow, pages: int) -> None:
-        """Take so many pages off the end of a cached row."""
+        """Take `pages` pages off the end of a cached row."""
         self._hide(row, row.pages - pages)
         self._cached_pages -= self._shrink(row, row.pages - pages)
         row.have = row.pages * self._page_tokens
@@ -245,7 +247,7 @@ class PagePool:
             self._free_rows.append(row.number)
 
     def _shrink(self, row: _PageRow, pages: int) -> int:
-        """Keep the first `pages` of a row. Returns how many went."""
+        """Keep the first `pages` of a row. Returns how many pages were given back."""
         surplus = row.pages - pages
         if surplus > 0:
             row.pages = pages
@@ -256,7 +258,7 @@ class PagePool:
 
     def _longest(self, names: Sequence[int]) -> tuple[_PageRow | None, int]:
         """Return the row with the longest prefix of these pages, and its length in pages; sessions'
-        rows and cached ones alike."""
+        rows and cached rows both count."""
         for pages in range(len(names), 0, -1):
             holders = self._holders.get(names[pages - 1])
             if holders:
@@ -278,7 +280,7 @@ class PagePool:
         row.named = max(row.named, upto)
 
     def _hide(self, row: _PageRow, pages: int) -> None:
-        """Let only the first `pages` be found from now on."""
+        """Let only the first `pages` of a row be found from now on."""
         for name in row.names[pages : row.named]:
             holders = self._holders[name]
             del holders[row.number]
@@ -288,6 +290,6 @@ class PagePool:
 
 
 def session_name(key: Hashable) -> str:
-    """Return a session as people are shown it: those that a coordinator counts in 16 hexadecimal
-    digits, those of bare peers as they are kept."""
+    """Return a session's key as it is shown to people: a number that a coordinator gave in 16
+    hexadecimal digits, a bare peer's key unchanged."""
     return f"{key:016x}" if isinstance(key, int) else repr(key)

@@ -1,7 +1,7 @@
 """Keys and values of many sessions in the memory of a GPU.
 
-One allocation holds `total` pages of every block. `PagePool` counts them by sessions' rows; which
-page lies where is said here, by a table a row. Sessions of an equal prefix share its pages in
+One allocation holds `total` pages of every block. `PagePool` counts them by sessions' rows; where
+each page lies is kept here, in a table for each row. Sessions of an equal prefix share its pages in
 place: a shared page is full, so it is only read, and one that is to be written again after going
 back is copied first. Sharing makes the pages in use fewer than those counted, so a page that the
 pool grants is always there.
@@ -22,7 +22,7 @@ from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, kv_token_bytes
 
 
 class PagedKVCache(SessionCache):
-    """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most
+    """A cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most
     `context` tokens, in `budget` bytes of `device`."""
 
     def __init__(
@@ -48,7 +48,8 @@ class PagedKVCache(SessionCache):
         super().__init__(PagePool(total, page_tokens, page_bytes, sessions), context)
         self.page_tokens = page_tokens
         self.spare_page = total
-        """A page beyond the pool's, which no session owns: where rows that pad a batch write."""
+        """A page beyond the pool's, which no session owns: the rows that pad a batch write to
+        it."""
         self._tables = np.zeros((self._pages.rows, self.table_width), dtype=np.int32)
         self._counts = [0] * self._pages.rows
         self._owners = [0] * total
@@ -65,11 +66,11 @@ class PagedKVCache(SessionCache):
 
     @property
     def table_width(self) -> int:
-        """Return pages of the longest history."""
+        """Return the number of pages of the longest history."""
         return -(-self.context // self.page_tokens)
 
     def reserve(self, key: Hashable, upto: int) -> None:
-        """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be;
+        """Own pages for tokens `[0, upto)`. ZrtError context_exceeded or kv_full: that cannot be;
         nothing changes then."""
         super().reserve(key, upto)
         row = self._pages.row(key)
@@ -81,8 +82,8 @@ class PagedKVCache(SessionCache):
             self._own(row, have // self.page_tokens)
 
     def table(self, key: Hashable) -> NDArray[np.int32]:
-        """Return the numbers of the session's pages, in the order of its tokens. Not to be changed
-        by the caller."""
+        """Return the numbers of the session's pages, in the order of its tokens. The caller must
+        not change the array."""
         row = self._pages.row(key)
         return self._tables[row, : self._counts[row]]
 

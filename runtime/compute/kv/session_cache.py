@@ -1,4 +1,4 @@
-"""What the caches of CPU and GPU have in common: sessions by key, whose pages a `PagePool` counts,
+"""The common part of the caches of CPU and GPU: sessions by key, whose pages a `PagePool` counts,
 and the memory that follows the count."""
 
 from abc import ABC, abstractmethod
@@ -9,8 +9,9 @@ from zrt.runtime.errors import ZrtError
 
 
 class SessionCache(ABC):
-    """Sessions of at most `context` tokens. Keys are any hashable. Errors: `unknown_session` for a
-    key that is not open, and those named below. Not thread-safe: one executor uses it."""
+    """A cache of sessions of at most `context` tokens. Keys are any hashable. Errors:
+    `unknown_session` for a key that is not open, and those named at each method. Not thread-safe:
+    one executor uses it."""
 
     def __init__(self, pages: PagePool, context: int) -> None:
         self.context = context
@@ -26,7 +27,8 @@ class SessionCache(ABC):
         """Begin a session whose history's pages have these names, holding the longest prefix that
         is cached.
 
-        One that is open goes on under the new names. `overloaded` when all sessions are taken.
+        A session that is open already goes on under the new names. ZrtError overloaded: all
+        sessions are taken.
         """
         if key in self._pages:
             self._pages.rename(key, names)
@@ -37,8 +39,8 @@ class SessionCache(ABC):
             self._adopt(opening)
 
     def close(self, key: Hashable, names: Sequence[int] | None = None) -> None:
-        """End a session: its full pages that have names become cache, the others come back. Closing
-        twice is nothing."""
+        """End a session: its full pages that have names become cache, the others are freed. Closing
+        twice does nothing."""
         self._pages.close(key, names)
         self._take_back()
 
@@ -52,12 +54,12 @@ class SessionCache(ABC):
         return self._pages.have(key)
 
     def rewind(self, key: Hashable, n: int) -> None:
-        """Forget tokens from `n` on and give back the pages beyond what is then held."""
+        """Forget a session's tokens from `n` on and give back the pages beyond those then held."""
         self._pages.rewind(key, n)
         self._take_back()
 
     def reserve(self, key: Hashable, upto: int) -> None:
-        """Own pages for tokens `[0, upto)`. `context_exceeded` or `kv_full` when that cannot be;
+        """Own pages for tokens `[0, upto)`. ZrtError context_exceeded or kv_full: that cannot be;
         nothing changes then."""
         if upto > self.context:
             raise ZrtError(
@@ -68,7 +70,7 @@ class SessionCache(ABC):
         self._take_back()
 
     def commit(self, key: Hashable, upto: int) -> None:
-        """Say that tokens `[0, upto)` have been written."""
+        """Record that tokens `[0, upto)` have been written."""
         self._pages.commit(key, upto)
 
     def stats(self) -> PoolStats:
@@ -76,16 +78,16 @@ class SessionCache(ABC):
 
     @abstractmethod
     def _adopt(self, opening: Opening) -> None:
-        """Give a new session's row what it has in common with another."""
+        """Give a new session's row the tokens it has in common with another."""
 
     @abstractmethod
     def _take_back(self) -> None:
-        """Let go of the memory behind `PagePool.freed`."""
+        """Release the memory behind `PagePool.freed`."""
 
 
 class PageCount(SessionCache):
-    """Sessions of a shard without blocks: their pages are counted, as those of the shards beside it
-    are, and hold nothing."""
+    """The sessions of a shard without blocks: their pages are counted, as on the shards beside it,
+    and hold nothing."""
 
     def __init__(self, pages: int, *, page_tokens: int, context: int, sessions: int) -> None:
         super().__init__(PagePool(pages, page_tokens, 0, sessions), context)

@@ -2,10 +2,10 @@
 
 Memory is a slab of rows, one row a session, each long enough for the whole context and laid out
 `[block, k|v, kv head, token, head_dim]`, so that attention reads a session's keys in place. The
-slab is address space, not memory: pages the kernel has not been asked to fill cost nothing, and
-what a row no longer holds is given back to it. How many tokens may be held at once is counted in
-pages by `PagePool`, which also keeps closed sessions' pages as cache; a session that begins like
-another copies what they have in common.
+slab is address space, not memory: pages that were never written cost nothing, and memory that a row
+no longer needs is given back to the kernel. How many tokens may be held at once is counted in pages
+by `PagePool`, which also keeps closed sessions' pages as cache; a session that begins like another
+copies what they have in common.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class SlabKVCache(SessionCache):
-    """Cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most
+    """A cache of blocks `first..last` (inclusive) for at most `sessions` sessions of at most
     `context` tokens, in `budget` bytes."""
 
     def __init__(
@@ -97,7 +97,7 @@ class _Slab:
     def give_back(self, row: int, start: int) -> None:
         """Return a row's memory from token `start` on to the kernel; it reads as zeros afterwards.
 
-        Only whole pages of the kernel go. The calls hold no GIL, since a long row takes
+        Only whole pages of the kernel are returned. The calls hold no GIL, since a long row takes
         milliseconds.
         """
         numbers = self.tensor[row]

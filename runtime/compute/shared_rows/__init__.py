@@ -1,5 +1,5 @@
-"""Rows handed from one process of a machine to another in memory that both map, so that no host
-stands between two devices.
+"""Rows handed from one process of a machine to another in memory that both map, so that devices
+exchange them without their hosts.
 
 In reading order:
 - channel.py: an outlet that writes, an inlet that reads, and rows that a forward takes from there.

@@ -1,21 +1,22 @@
-"""Rows that one process leaves for another of its machine in memory that both map, written and read
-by their devices.
+"""The channel through which one process leaves rows for another of its machine, in memory that both
+map, written and read by their devices.
 
 The writer's device copies rows to a place of the memory and then writes the flag beside it; the
-reader's waits for that flag before it copies them. So a stage can begin a step, and hand it on,
-before the stage before has computed it: no host stands between two devices. A place is free again
-once the reader's host says so. If there is none, or the rows are too many, they travel as bytes.
+reader's device waits for that flag before it copies them. So a stage can begin a step, and hand it
+on, before the previous stage has computed it: no host stands between two devices. A place is free
+again once the reader's host says so. If no place is free, or the rows are too many, the rows travel
+as bytes.
 
-Each flag is a word of 32 bits, the number of the place's turn. When a writer dies, its reader calls
-the memory broken and writes the flags that devices wait for itself: what they then read is void.
-What is computed from void rows is void, and devices say so to each other with the rows, before any
-host can know: so nobody keeps what came of them, however many stages further on.
+Each flag is a word of 32 bits, the number of the place's turn. When a writer dies, its reader marks
+the memory broken and itself writes the flags that devices wait for: the rows then read are void.
+What is computed from void rows is void, and devices tell each other so with the rows, before any
+host can know: so no result of void rows is kept, however many stages further on.
 
 A device that several processes share goes round among those that have work for it, in slices of 2
-ms (NVIDIA H200): work that comes in the midst of another's slice takes the device away from it at
-the end, for 0.4 ms, even if it only begins to wait. Behind a wait that stands there already it does
-not. So a reader whose device has nothing to do has it wait at once for the rows that come next
-(`Expecting`), before anybody knows of them.
+ms (NVIDIA H200): work that arrives during another process's slice takes the device away from that
+process at the end, for 0.4 ms, even if the work only begins to wait. Work queued behind a wait that
+is already there does not. So a reader whose device has nothing to do has it wait at once for the
+rows that come next (`Expecting`), before they are announced.
 """
 
 import logging
@@ -34,15 +35,16 @@ from zrt.runtime.messages.header import HandedOver
 log = logging.getLogger(__name__)
 
 PLACES: Final = 4
-"""One that is read, one that is written, and as many again for steps that wait."""
+"""Places of an outlet: one that is read, one that is written, and as many again for steps that
+wait."""
 MOST_PLACES: Final = 8
 MOST_BYTES: Final = 1 << 31
 _TURNS: Final = 1 << 32
 
 
 class Outlet:
-    """The memory that this process writes for one other, with places of `place_bytes` bytes.
-    `prepare` and what follows are the executor's."""
+    """The memory that this process writes for one other process, with places of `place_bytes`
+    bytes. `prepare` and the methods after it are called by the executor alone."""
 
     def __init__(self, place_bytes: int, device: Device, places: int = PLACES) -> None:
         self._place_bytes = -(-place_bytes // PAGE) * PAGE
@@ -61,8 +63,8 @@ class Outlet:
 
     def put(self, rows: Tensor, void: Tensor | None = None) -> HandedOver | None:
         """Have the device copy rows to a free place; they are void if any of `void`, int32 on the
-        device, is not 0 (see `Inlet.copy`). None: there is no place, or not of that size, or no
-        memory for it."""
+        device, is not 0 (see `Inlet.copy`). None: no place is free, the rows do not fit a place, or
+        there is no memory."""
         size = rows.numel() * rows.element_size()
         if size > self._place_bytes:
             return None
@@ -92,12 +94,13 @@ class Outlet:
         )
 
     def take_back(self, handed: HandedOver) -> None:
-        """Nobody is told of it."""
+        """Free the place of rows that no reader is told of."""
         if self._memory is not None and handed.inode == self._inode:
             self._memory.words[self._memory.taken(handed.place)] = handed.turn
 
     def close(self) -> None:
-        """Once the device is done with it; whoever has it open keeps it."""
+        """Release the memory, once the device is done with it; a process that has it open keeps
+        it."""
         if self._memory is not None:
             self._memory.close()
             os.close(self._fd)
@@ -113,7 +116,8 @@ class Inlet:
     """The memory of another process's outlet. `pid_fd` is readable once that process is gone."""
 
     def __init__(self, handed: HandedOver, device: Device) -> None:
-        """ZrtError stage_lost: that process is gone; bad_request: it has no such memory."""
+        """Open the memory. ZrtError stage_lost: the process is gone; bad_request: it has no such
+        memory."""
         self.places, self.place_bytes = handed.places, handed.place_bytes
         size = PAGE + self.places * self.place_bytes
         if not 1 <= self.places <= MOST_PLACES or size > MOST_BYTES or self.place_bytes % PAGE:
@@ -138,10 +142,10 @@ class Inlet:
     def rows(
         self, handed: HandedOver, steps: Sequence[tuple[int, int]], shape: tuple[int, ...], dtype: torch.dtype
     ) -> "list[HandedRows]":
-        """Of each step (its first row, how many) its rows, of this shape each. Their place is given
-        back when all are dropped.
+        """Return for each step (its first row, the number of its rows) the rows, each of this
+        shape. Their place is given back when all are dropped.
 
-        ZrtError bad_request: they do not lie there.
+        ZrtError bad_request: the rows do not lie in that place.
         """
         end = max((first + count for first, count in steps), default=0)
         if handed.place >= self.places or end * dtype.itemsize * int(np.prod(shape, dtype=np.int64)) > self.place_bytes:
@@ -151,11 +155,11 @@ class Inlet:
 
     @property
     def waits(self) -> bool:
-        """Whether a device of ours waits for rows that are not written."""
+        """Whether a device of this process waits for rows that are not written yet."""
         return not all(map(self._has, range(self.places), self._waited))
 
     def release(self) -> None:
-        """The writer is gone: what is not written yet is void. From any thread."""
+        """Mark rows that are not written yet as void: the writer is gone. From any thread."""
         memory = self._memory
         memory.break_()
         for place, turn in enumerate(self._waited):
@@ -167,35 +171,36 @@ class Inlet:
         return (int(self._memory.words[self._memory.written(place)]) - turn) % _TURNS < _TURNS // 2
 
     def close(self) -> None:
-        """Once the device is done with it, in the executor."""
+        """Release the memory, once the device is done with it, in the executor."""
         self.go_on()
         self._memory.close()
 
     def expect(self, number: int) -> None:
-        """Have the device wait for the rows of that number, or until `go_on`; what it is told to do
-        from now on is done then."""
+        """Have the device wait for the rows of that number, or until `go_on`; work given to it from
+        now on runs after the wait."""
         self._expected = number % _TURNS
-        if not self.broken and not self._memory.closed:  # nobody else would write it
+        if not self.broken and not self._memory.closed:  # otherwise the word would never be written
             self._memory.wait(LAST, self._expected)
 
     def go_on(self) -> None:
-        """Expect nothing. From any thread."""
+        """End the device's wait for expected rows. From any thread."""
         expected, self._expected = self._expected, None
         if expected is not None:
             self._memory.words[LAST] = expected
 
     def is_void(self, place: int) -> bool:
-        """Return whether what this place has is void: to be asked once the device has read it."""
+        """Return whether the rows of this place are void: to be asked once the device has read
+        them."""
         return self.broken or bool(self._memory.words[self._memory.void(place)])
 
     def copy(self, place: int, turn: int, number: int, first: int, to: Tensor, void: Tensor) -> None:
-        """Have the device copy rows to `to` once they are written, and say in `void`, int32 [1]
-        there, whether they are void: if it is not 0."""
+        """Have the device copy rows to `to` once they are written, and set `void`, int32 [1] on the
+        device, to non-zero if they are void."""
         if number != self._expected or self._has(place, turn):
             self.go_on()
-        self._expected = None  # where they are expected, their writer is going to say so, once it has written them
+        self._expected = None  # the writer of expected rows writes the awaited word once the rows are there
         self._waited[place] = turn
-        if self.broken:  # nobody else would write the flag
+        if self.broken:  # otherwise the device would wait for a flag for ever
             raise ZrtError("stage_lost", "the process that hands rows over is gone")
         self._memory.wait(self._memory.written(place), turn)
         left = self._memory.rows(place, first, tuple(to.shape), to.dtype)
@@ -206,7 +211,7 @@ class Inlet:
 
 
 class _PlaceUse:
-    """One use of a place: free again when nobody holds rows of it any more."""
+    """One use of a place: the place is free again when none of its rows is held any more."""
 
     __slots__ = ("_place", "_turn", "inlet", "number")
 
@@ -233,7 +238,7 @@ class HandedRows:
     """Rows [n, ...] that lie in another process's memory, or will: a forward has its device copy
     them. Cut like a tensor.
 
-    Held until the device has read them: then the place is given back.
+    To be held until the device has read them: after that the place is given back.
     """
 
     __slots__ = ("_first", "_turn", "dtype", "shape")
@@ -252,28 +257,30 @@ class HandedRows:
         return HandedRows(self._turn, self._first + start, (max(0, stop - start), *self.shape[1:]), self.dtype)
 
     def with_next(self, rows: "Tensor | HandedRows") -> "HandedRows | None":
-        """These and those as one, if those lie right behind these."""
+        """Return these rows and the given ones as one, if the given ones lie right behind these;
+        else None."""
         if not isinstance(rows, HandedRows) or (rows._turn, rows._first) != (self._turn, self._first + len(self)):
             return None
         return HandedRows(self._turn, self._first, (len(self) + len(rows), *self.shape[1:]), self.dtype)
 
     @property
     def broken(self) -> bool:
-        """Whether they will never be there."""
+        """Whether the rows will never be there."""
         return self._turn.broken
 
     @property
     def void(self) -> bool:
-        """Whether what was read is void: to be asked once the device has read it."""
+        """Whether the rows that were read are void: to be asked once the device has read them."""
         return self._turn.void
 
     def copy_to(self, to: Tensor, void: Tensor) -> None:
-        """See `Inlet.copy`. ZrtError stage_lost: they will never be there."""
+        """Have the device copy the rows (see `Inlet.copy`). ZrtError stage_lost: the rows will
+        never be there."""
         self._turn.copy(self._first, to, void)
 
     @property
     def inlet(self) -> Inlet:
-        """Where they come from."""
+        """The inlet that the rows come from."""
         return self._turn.inlet
 
     @property
@@ -298,8 +305,8 @@ Rows: TypeAlias = Tensor | HandedRows | Joined
 
 
 class Expecting:
-    """The inlet whose next rows a device waits for, if any. It is to be told of every other use of
-    the device; `stop` helps if it was not."""
+    """The inlet whose next rows a device waits for, if any. `meet` must be called before every
+    other use of the device; where it was not, `stop` ends the wait."""
 
     def __init__(self) -> None:
         self._inlet: Inlet | None = None
@@ -308,28 +315,30 @@ class Expecting:
         return self._inlet is not None
 
     def after(self, rows: Rows) -> None:
-        """Wait for what comes after these, when the device has been told all that is to be done
-        with them."""
+        """Have the device wait for the rows that come after the given ones, once it has been given
+        all work with these."""
         if isinstance(rows, HandedRows):
             self._inlet = rows.inlet
             self._inlet.expect(rows.number + 1)
 
     def meet(self, rows: Rows) -> None:
-        """These are next, be they expected or not."""
+        """Note that the given rows come next, and end the wait if they are not the expected
+        ones."""
         if self._inlet is not None and isinstance(rows, HandedRows) and rows.inlet is self._inlet:
             self._inlet = None
         else:
             self.stop()
 
     def stop(self) -> None:
-        """From any thread."""
+        """End the device's wait. From any thread."""
         inlet, self._inlet = self._inlet, None
         if inlet is not None:
             inlet.go_on()
 
 
 def joined(parts: Sequence[Tensor | HandedRows]) -> Rows:
-    """As one input, in as few parts as can be: each costs the device copies of its own."""
+    """Return the parts as one input, in as few parts as possible: each costs the device copies of
+    its own."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if len(tensors) == len(parts):
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
@@ -345,7 +354,7 @@ def joined(parts: Sequence[Tensor | HandedRows]) -> Rows:
 
 
 def parts_of(rows: Rows) -> Iterator[tuple[int, "Tensor | HandedRows"]]:
-    """Each part, and its first row."""
+    """Yield the first row of each part, and the part."""
     start = 0
     for part in rows.parts if isinstance(rows, Joined) else (rows,):
         yield start, part

@@ -1,8 +1,8 @@
 """Memory that two processes map, with places for rows and a flag for each (channel.py).
 
-Layout: a page of words (magic; whether it is broken; the number of the rows written last; of each
-place, on lines of their own, the turn written with whether it is void, and the turn taken), then
-the places.
+Layout: a page of words (magic; whether the memory is broken; the number of the rows written last;
+for each place, on lines of their own, the turn written with whether it is void, and the turn
+taken), then the places.
 """
 
 import fcntl
@@ -31,38 +31,40 @@ _WORD: Final = 4
 _LINE: Final = 32
 """Words between two flags."""
 LAST: Final = _LINE
-"""The word that says which rows were written last, by their number. It is a hint alone: readers may
-write it, too."""
+"""The word that holds the number of the rows written last. It is only a hint: readers may write it,
+too."""
 
 
 class Device(Protocol):
-    """What writes flags and waits for them, in the order of its work (stream_flags.py)."""
+    """The device that writes flags and waits for them, in the order of its work
+    (stream_flags.py)."""
 
     def register(self, address: int, size: int) -> int:
-        """Make memory its own too; the address by which it knows it."""
+        """Map host memory into the device; return the address by which the device knows it."""
 
     def unregister(self, address: int) -> None: ...
 
     def finish(self) -> None:
-        """Wait until it has done all it was told."""
+        """Wait until the device has done all work it was given."""
 
     def write(self, address: int, value: int) -> None: ...
 
     def wait(self, address: int, value: int) -> None: ...
 
     def leave(self, rows: Tensor, place: Tensor, void: Tensor | None, said: Tensor) -> None:
-        """Copy rows to `place`, memory of ours, and to `said`, int32 [1] there, whether any of
+        """Copy rows to `place`, in shared memory, and to `said`, int32 [1] there, whether any of
         `void` is not 0."""
 
     def take(self, place: Tensor, to: Tensor, broken: Tensor, said: Tensor, void: Tensor) -> None:
         """Copy rows from `place`, and to `void`, int32 [1], whether `broken` or `said` is not 0."""
 
     def sample(self, count: int) -> Tensor:
-        """int16 [count] on it, 0, 1, 2 and so on."""
+        """Return int16 [count] on the device: 0, 1, 2 and so on."""
 
 
 class RowRing:
-    """One mapping. Words may be touched by any thread; `device` and rows by the executor alone."""
+    """One mapping of the memory. Words may be touched by any thread; `device` and rows by the
+    executor alone."""
 
     def __init__(self, fd: int, places: int, place_bytes: int, device: Device) -> None:
         self._map = mmap.mmap(fd, PAGE + places * place_bytes)
@@ -88,11 +90,11 @@ class RowRing:
         return bool(self.words[_BROKEN_WORD])
 
     def break_(self) -> None:
-        """Nobody writes it any more."""
+        """Mark the memory broken: it is not written any more."""
         self.words[_BROKEN_WORD] = 1
 
     def flag(self, word: int) -> Tensor:
-        """int32 [1], for the device to copy."""
+        """Return a word as int32 [1], for the device to copy."""
         return self._flags[word : word + 1]
 
     @property
@@ -101,8 +103,8 @@ class RowRing:
 
     def probe(self) -> None:
         """Have the device leave numbers, write a flag, wait for it and take the numbers, at both
-        alignments and of both kinds of counts that kernels know, so that they are compiled.
-        ZrtError unsupported: it cannot."""
+        alignments and for both kinds of counts that the kernels know, so that they are compiled.
+        ZrtError unsupported: the device cannot do this."""
         device = self._device
         for turn, (skipped, count) in enumerate(product((0, 4), (PAGE // 4, PAGE // 4 - 1)), 1):
             sample = device.sample(count)
@@ -133,15 +135,15 @@ class RowRing:
         self._device.wait(self._seen + _WORD * word, value)
 
     def close(self) -> None:
-        """Once the device is done with it; nothing is read or written any more. The mapping lives
-        as long as somebody holds rows of it."""
+        """Close the memory, once the device is done with it; nothing is read or written any more.
+        The mapping lives as long as rows of it are held."""
         self.closed = True
         if self._seen:
             self._device.unregister(self.words.ctypes.data)
             self._seen = 0
 
     def open(self) -> None:
-        """Let the device know of it. ZrtError stage_lost: it is closed."""
+        """Register the memory with the device. ZrtError stage_lost: the memory is closed."""
         if self.closed:
             raise ZrtError("stage_lost", "the memory that rows were handed over in is gone")
         if not self._seen:
@@ -149,7 +151,7 @@ class RowRing:
 
 
 def made(places: int, place_bytes: int, device: Device) -> tuple[int, RowRing]:
-    """New memory: its file, to be closed by the caller, and its mapping. OSError."""
+    """Make new memory; return its file, to be closed by the caller, and its mapping. OSError."""
     fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, PAGE + places * place_bytes)
@@ -163,8 +165,8 @@ def made(places: int, place_bytes: int, device: Device) -> tuple[int, RowRing]:
 
 
 def mapped(handed: HandedOver, size: int, device: Device) -> RowRing:
-    """Another process's, of so many bytes. ZrtError stage_lost: it is gone, or cannot be had;
-    bad_request: it is none."""
+    """Map another process's memory of `size` bytes. ZrtError stage_lost: the memory is gone, or
+    cannot be opened; bad_request: it is of another kind."""
     path, whose = f"/proc/{handed.pid}/fd/{handed.fd}", f"the memory that process {handed.pid} hands rows over in"
     try:
         if not os.readlink(path).startswith(f"/memfd:{NAME}"):
@@ -173,7 +175,8 @@ def mapped(handed: HandedOver, size: int, device: Device) -> RowRing:
         try:
             if os.fstat(fd).st_ino != handed.inode:
                 raise ZrtError("stage_lost", f"{whose} is gone")
-            # without the seals its writer could shrink it, and to read on would be a bus error
+            # without the seals the writer could shrink it, and reading beyond its end would be a
+            # bus error
             if os.fstat(fd).st_size != size or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise ZrtError("bad_request", f"handed: {whose} has not {size} bytes, or is unsealed")
             memory = RowRing(fd, handed.places, handed.place_bytes, device)

@@ -1,8 +1,8 @@
-"""Kernels that copy rows to memory of the host, and from there, with the words that say whether
-they are void (channel.py).
+"""Kernels that copy rows to memory of the host, and from there, with the words that say whether the
+rows are void (channel.py).
 
-A copy engine would do the copies, but each hand of work between it and the kernels costs
-microseconds, and much more where several processes share the device.
+A copy engine could do the copies, but each switch between it and the kernels costs microseconds,
+and much more where several processes share the device.
 """
 
 import triton
@@ -11,9 +11,9 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["units", "voids"])
 def leave(rows_ptr, place_ptr, units, void_ptr, voids, said_ptr, UNIT: tl.constexpr, TILE: tl.constexpr):
-    """`units` times UNIT numbers to `place`, a tile a program; to `said` whether one of int32
-    `void` [voids] is not 0. Numbers of a unit are written as one where addresses permit: the host's
-    memory takes small writes one by one."""
+    """Copy `units` times UNIT numbers to `place`, a tile a program; write to `said` whether one of
+    int32 `void` [voids] is not 0. The numbers of a unit are written as one where addresses permit:
+    the host's memory takes small writes one by one."""
     if tl.program_id(0) == 0:
         void = 0
         for index in range(voids):
@@ -26,8 +26,9 @@ def leave(rows_ptr, place_ptr, units, void_ptr, voids, said_ptr, UNIT: tl.conste
 
 @triton.jit(do_not_specialize=["units"])
 def take(place_ptr, to_ptr, units, broken_ptr, said_ptr, void_ptr, UNIT: tl.constexpr, TILE: tl.constexpr):
-    """`units` times UNIT numbers from `place`, a tile a program; to `void` whether `broken` or what
-    was said with them is not 0. Others write that memory: nothing of it is read from a cache."""
+    """Copy `units` times UNIT numbers from `place`, a tile a program; write to `void` whether
+    `broken` or `said` is not 0. Other devices write that memory: nothing of it is read from a
+    cache."""
     if tl.program_id(0) == 0:
         void = tl.load(broken_ptr, cache_modifier=".cv") | tl.load(said_ptr, cache_modifier=".cv")
         tl.store(void_ptr, (void != 0).to(tl.int32))

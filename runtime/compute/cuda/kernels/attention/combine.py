@@ -1,6 +1,5 @@
-"""Parts of a history, attended to by several programs, put together, in Triton: the second half of
-split-KV attention (flash decoding), of one token and of prompts alike.
-"""
+"""The combination of the parts of a history that several programs attended to, in Triton: the
+second half of split-KV attention (flash decoding), for single tokens and for prompts."""
 
 import triton
 import triton.language as tl
@@ -20,8 +19,8 @@ def combine(
     PADDED: tl.constexpr,
     TILED: tl.constexpr,
 ):
-    """The parts that `attend` left of one head of one session, or `attend_tile` (TILED) of one row,
-    put together. The latter does not write parts that have no weight."""
+    """Combine the parts that `attend` left of one head of one session, or `attend_tile` (TILED) of
+    one row. `attend_tile` does not write parts that have no weight."""
     head = tl.program_id(0)
     session = tl.program_id(1)
     split = tl.arange(0, SPLITS)

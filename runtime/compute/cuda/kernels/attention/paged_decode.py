@@ -35,8 +35,8 @@ def attend(
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attention of one token: a program does the query heads of one kv head over one of SPLITS
-    parts of one session's history.
+    """Compute the attention of one token: a program does the query heads of one kv head over one of
+    SPLITS parts of one session's history.
 
     With one split it writes `out`; with several, float32 sums [session, head, split, dim] to `part`
     and (maximum, weight) to `stat`.

@@ -33,9 +33,9 @@ def look(
     PADDED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attention of queries [n, PADDED] over tokens `low..high` of a history with `end` tokens, as
-    far as they see them; on top of what they have found before: of each query the greatest score
-    (as a power of two), the sum of weights relative to it, and that of values."""
+    """Attend from queries [n, PADDED] to tokens `low..high` of a history with `end` tokens, as far
+    as the queries see them, and add to what was found before: for each query the greatest score (as
+    a power of two), the sum of weights relative to it, and that of values."""
     d = tl.arange(0, PADDED)
     inside = (d < DIM)[None, :]
     for start in tl.range(low, high, TILE, num_stages=STAGES):
@@ -59,7 +59,7 @@ def look(
         now = tl.maximum(top, tl.max(score, 1))
         base = now
         if MASKED:
-            base = tl.where(now == float("-inf"), 0.0, now)  # of a query that has seen nothing yet
+            base = tl.where(now == float("-inf"), 0.0, now)  # 0 for a query that has seen nothing yet
         p = tl.exp2(score - base[:, None])
         fade = tl.exp2(top - base)
         weight = weight * fade + tl.sum(p, 1)
@@ -93,13 +93,14 @@ def attend_tile(
     PADDED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Causal attention of one query head of up to QUERIES tokens that follow each other in a
-    session, over one of SPLITS parts of its history.
+    """Compute the causal attention of one query head of up to QUERIES tokens that follow each other
+    in a session, over one of SPLITS parts of its history.
 
-    `tile` int32 [tiles, 4]: of each its first row in the batch, how many rows (0: there is nothing
-    to do), that row's position in the session, and which of `table` is the session's. The last are
-    begun first: in a prompt they have the most to do. With one split it writes `out`; with several,
-    float32 sums [row, head, split, dim] to `part`, if it has any, and (maximum, weight) to `stat`.
+    `tile` int32 [tiles, 4]: for each tile its first row in the batch, how many rows (0: there is
+    nothing to do), that row's position in the session, and which of `table` is the session's. The
+    last tiles are begun first: in a prompt they have the most to do. With one split it writes
+    `out`; with several, float32 sums [row, head, split, dim] to `part`, if it has any, and
+    (maximum, weight) to `stat`.
     """
     head = tl.program_id(0)
     at_tile = tile_ptr + (tl.num_programs(1) - 1 - tl.program_id(1)) * 4

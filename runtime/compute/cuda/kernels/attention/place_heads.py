@@ -1,5 +1,5 @@
-"""Heads made ready for attention, in Triton: normed and rotated, keys and values into the pool of
-pages.
+"""The preparation of heads for attention, in Triton: queries and keys normed and rotated, keys and
+values written to the pool of pages.
 
 Each number is computed in float32 and rounded once.
 """
@@ -57,7 +57,7 @@ def place_heads(
         sin = tl.load(sin_ptr + row * ROPE_DIM + d, mask=rotated, other=0.0).to(tl.float32)
         result = result * cos + y * sin
     result = tl.where(turned, result, x).to(qkv_ptr.dtype.element_ty)
-    tl.debug_barrier()  # other threads have read what this one writes
+    tl.debug_barrier()  # other threads have read the numbers that this thread writes
     tl.store(at + d, result, mask=turned & (head < HEADS))
     place = slot * KV_HEADS + head - HEADS
     tl.store(k_ptr + place * DIM + d, result, mask=turned & (head >= HEADS))

@@ -1,9 +1,9 @@
-"""Programmatic dependent launch, where the GPUs have it: a kernel may start while the one before it
+"""Programmatic dependent launch, where the GPUs have it: a kernel may start while the previous one
 ends.
 
-It loads what nobody writes (weights), and waits before it touches anything else. As every program
-waits, whatever ran earlier is complete then. GPUs before compute capability 9.0 lack it: kernels
-wait for each other as a whole there.
+Such a kernel loads only data that no kernel writes (weights), and waits before it touches anything
+else. As every program waits, all earlier kernels are complete then. GPUs before compute capability
+9.0 lack it: kernels there wait for each other as a whole.
 """
 
 from typing import Final
@@ -14,19 +14,20 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 DEPENDENT: Final = all(torch.cuda.get_device_capability(index) >= (9, 0) for index in range(torch.cuda.device_count()))
-"""Whether kernels are launched like that: all GPUs that this process sees have to."""
+"""Whether kernels use programmatic dependent launch: all GPUs that this process sees must have
+it."""
 _DEPENDENT = tl.constexpr(DEPENDENT)
 
 
 @triton.jit
 def wait():
-    """For whatever ran earlier."""
+    """Wait for all earlier kernels."""
     if _DEPENDENT:
         gdc_wait()
 
 
 @triton.jit
 def launch_dependents():
-    """The next kernel may start."""
+    """Let the next kernel start."""
     if _DEPENDENT:
         gdc_launch_dependents()

@@ -11,7 +11,7 @@ from zrt.runtime.compute.cuda.kernels.dense.dependent_launch import launch_depen
 
 @triton.jit
 def norm_rows(x_ptr, weight_ptr, out_ptr, x_stride, out_stride, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """RMSNorm of one row a program; `out` may be `x`."""
+    """Write RMSNorm of the rows of `x` to `out`, one row a program; `out` may be `x`."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
@@ -25,7 +25,8 @@ def norm_rows(x_ptr, weight_ptr, out_ptr, x_stride, out_stride, eps, WIDTH: tl.c
 
 @triton.jit
 def gate_rows(gate_up_ptr, WIDTH: tl.constexpr, TILE: tl.constexpr, SILU: tl.constexpr):
-    """gate = activation(gate) * up in rows [gate | up]; a program does TILE numbers of one row."""
+    """Compute gate = activation(gate) * up in rows [gate | up]; a program does TILE numbers of one
+    row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < WIDTH

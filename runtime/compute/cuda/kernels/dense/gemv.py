@@ -1,4 +1,4 @@
-"""The product of a weight with one row (GEMV), in Triton, with what stands around it fused in.
+"""The product of a weight with one row (GEMV), in Triton, with the operations around it fused in.
 
 Sums are in float32, and each result is rounded once.
 """
@@ -24,11 +24,11 @@ def one_row_product(
     GATE: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """A product with one row of x: ROWS outputs a program, each over all inputs, with what stands
-    around it.
+    """Compute the product with one row of x: ROWS outputs a program, each over all inputs, with the
+    operations around it.
 
-    NORM: of RMSNorm(x), whose scale is found beside the product and applied after it. GATE: the
-    weight is [gate | up], and silu(gate) * up comes out. ADD: to what is in `out`.
+    NORM: the row is RMSNorm(x), whose scale is found beside the product and applied after it. GATE:
+    the weight is [gate | up], and silu(gate) * up is the result. ADD: the result is added to `out`.
     """
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, CHUNK)

@@ -8,8 +8,8 @@ from zrt.runtime.compute.cuda.kernels.dense.dependent_launch import launch_depen
 
 @triton.jit
 def best_of_tile(logits_ptr, top_ptr, index_ptr, width, TILE: tl.constexpr):
-    """The greatest logit of one tile of one row, and the first token that has it; not a number if
-    any of them is not."""
+    """Find the greatest logit of one tile of one row, and the first token that has it; not a number
+    if any logit is not a number."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     token = tile * TILE + tl.arange(0, TILE)
@@ -27,7 +27,7 @@ def best_of_tile(logits_ptr, top_ptr, index_ptr, width, TILE: tl.constexpr):
 
 @triton.jit
 def best_of_row(top_ptr, index_ptr, best_ptr, tiles, PADDED: tl.constexpr):
-    """Of one row's tiles: float64 best [2, rows], the greatest logit and its token."""
+    """Write float64 best [2, rows] from one row's tiles: the greatest logit and its token."""
     row = tl.program_id(0)
     tile = tl.arange(0, PADDED)
     inside = tile < tiles

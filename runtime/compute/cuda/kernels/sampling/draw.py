@@ -1,5 +1,5 @@
-"""Kernels that draw tokens from logits on NVIDIA GPUs, in Triton: what sampler.Sampler.pick does
-once thresholds.py has found what is kept.
+"""Kernels that draw tokens from logits on NVIDIA GPUs, in Triton: the second half of
+sampler.Sampler.pick, once thresholds.py has found which tokens are kept.
 
 A token is the inverse of the cumulative distribution at the row's number, in the order of ids:
 first its tile is found, then its place there.
@@ -14,7 +14,7 @@ from zrt.runtime.compute.cuda.kernels.sampling.thresholds import KNOBS, RECORD, 
 
 @triton.jit
 def weigh(logits_ptr, top_ptr, knob_ptr, state_ptr, mass_ptr, width, tiles, TILE: tl.constexpr):
-    """float64 mass [rows, tiles] of the tokens that may be drawn."""
+    """Write the float64 mass [rows, tiles] of the tokens that may be drawn."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     wait()
@@ -45,8 +45,8 @@ def choose(
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Of one row: float64 result [2, rows], the greatest logit and the token where the cumulative
-    distribution passes the row's number."""
+    """Write float64 result [2, rows] for one row: the greatest logit and the token where the
+    cumulative distribution passes the row's number."""
     row = tl.program_id(0)
     wait()
     launch_dependents()

@@ -1,18 +1,18 @@
 """Kernels that find where top-k, top-p and min-p cut off logits on NVIDIA GPUs, in Triton:
 sampler.restrict for all rows at once, without a sort.
 
-A restriction is a cut: the greatest logit such that what is not below it weighs enough. For top-k
+A restriction is a cut: the greatest logit such that the tokens not below it weigh enough. For top-k
 every token weighs 1, and k is enough; for top-p a token weighs its probability. A bracket of cuts
 is narrowed, `lo <= cut < hi`: each launch weighs CUTS places inside it, every tile of the row for
 itself, and the next launch begins by putting the tiles together. Then the few tokens still in the
-bracket are collected, and one program a row bisects among them. Where they are too many it bisects
+bracket are collected, and one program a row bisects among them. Where too many are left it bisects
 among the whole row, which is slow, and equally right.
 
 Cuts are images: logits as integers of the same order. Masses are float64, relative to the greatest
-logit. Sums have a fixed order, so that a row's token depends on nothing but the row.
+logit. Sums have a fixed order, so that a row's token depends only on the row.
 
-A state is RECORD numbers a row, float64: lo, hi, the weight from hi on, what is enough, the
-greatest logit (not a number if nothing is to be drawn), and from CUTS on the places that were
+A state is RECORD numbers a row, float64: lo, hi, the weight from hi on, the weight that is enough,
+the greatest logit (not a number if nothing is to be drawn), and from CUTS on the places that were
 weighed. A part is PART numbers a tile, float64: the weights from each place to hi, and the greatest
 and the least image in the bracket. Knobs are KNOBS numbers a row, float64: temperature, top_k,
 top_p, min_p and a number in [0, 1).
@@ -30,37 +30,38 @@ KNOBS = tl.constexpr(5)
 SEGMENT = tl.constexpr(128)
 """The most tokens of one tile that are collected."""
 BOTTOM = tl.constexpr(-2139095040)
-"""The image of the least finite number: what is ruled out altogether is below."""
+"""The image of the least finite number: logits that are ruled out altogether are below it."""
 FAR = tl.constexpr(1 << 40)
-"""Beyond all images."""
+"""An image beyond all others."""
 REACH = tl.constexpr(64.0)
-"""How far below the greatest logit the first places begin, in units of temperature for masses; each
-is half as far as the one before."""
+"""The distance of the first places below the greatest logit, in units of temperature for masses;
+each place is half as far as the one before."""
 
 
 @triton.jit
 def _image(x):
-    """int32 of float32, in the same order."""
+    """Return float32 as int32 in the same order."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # the two zeros are equal
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _logit(image):
-    """What `_image` was made of."""
+    """Return the float32 that `_image` was made from."""
     bits = image.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def mass_of(x, top, temperature):
-    """float64: the probability, but for a factor that all tokens of the row share."""
+    """Return the probability of tokens as float64, but for a factor that all tokens of the row
+    share."""
     return tl.exp((x.to(tl.float64) - top) * tl.minimum(1.0 / temperature, 1e300))
 
 
 @triton.jit
 def _weight(x, inside, top, temperature, MASS: tl.constexpr):
-    """What each of x weighs, where it is inside."""
+    """Return the weight of each of x that is inside, else 0."""
     if MASS:
         return tl.where(inside, mass_of(x, top, temperature), 0.0)
     else:
@@ -69,7 +70,7 @@ def _weight(x, inside, top, temperature, MASS: tl.constexpr):
 
 @triton.jit
 def greatest_of(top_ptr, row, tiles, PADDED: tl.constexpr):
-    """float64: the greatest logit of the row; not a number if any is not."""
+    """Return the greatest logit of the row as float64; not a number if any logit is not."""
     tile = tl.arange(0, PADDED)
     tops = tl.load(top_ptr + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
     broken = tl.max((tops != tops).to(tl.int32), 0) > 0
@@ -78,7 +79,7 @@ def greatest_of(top_ptr, row, tiles, PADDED: tl.constexpr):
 
 @triton.jit
 def load_tile(logits_ptr, row, tile, width, wanted, TILE: tl.constexpr):
-    """The logits of one tile, or nothing but minus infinity if it is not wanted."""
+    """Load the logits of one tile, or only minus infinity if the tile is not wanted."""
     token = tile * TILE + tl.arange(0, TILE)
     return tl.load(logits_ptr + row.to(tl.int64) * width + token, mask=(token < width) & wanted, other=float("-inf"))
 
@@ -105,7 +106,7 @@ def _store_state(state_ptr, row, lo, hi, above, enough, top):
 def _narrowed(
     before_ptr, part_ptr, knob_ptr, row, tiles, IS_SECOND: tl.constexpr, MASS: tl.constexpr, PADDED: tl.constexpr
 ):
-    """The row's state, once what the launch before has weighed is taken into account."""
+    """Return the row's state, updated by the weights of the previous launch."""
     lo, hi, above, enough, top = _load_state(before_ptr, row)
     if hi - lo > 1:
         slot = tl.arange(0, CUTS)
@@ -144,8 +145,8 @@ def narrow(
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Weigh CUTS places of the bracket in one tile of one row. STEP counts from 0; the first of all
-    needs no state before it."""
+    """Weigh CUTS places of the bracket in one tile of one row. STEP counts from 0; the first step
+    of all needs no previous state."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     wait()
@@ -217,8 +218,8 @@ def collect(
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """The images of one tile that are still in the bracket, as many as a segment has room for, and
-    how many there are."""
+    """Write the images of one tile that are still in the bracket, as many as a segment has room
+    for, and how many there are."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     wait()
@@ -253,8 +254,8 @@ def settle(
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """The cut of one row. After top-k comes the bracket of top-p; after top-p, in place of `lo`,
-    how far below the greatest logit a token may be."""
+    """Find the cut of one row. After top-k comes the bracket of top-p; after top-p, `lo` is
+    replaced by how far below the greatest logit a token may be."""
     row = tl.program_id(0)
     wait()
     launch_dependents()
