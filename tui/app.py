@@ -1,5 +1,5 @@
-"""`zrt top`: the cluster in a terminal, live. Views are tables of one feed; keys act on the row
-under the cursor."""
+"""The application of `zrt top`: the cluster in a terminal, live. Views are tables of one feed; keys
+act on the row under the cursor."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -322,7 +322,7 @@ class Top(App[None]):
 
 
 def run(endpoint: str) -> int:
-    """Until it is left; the exit status."""
+    """Run the monitor until it is left, and return the exit status."""
     top = Top(endpoint, Path.cwd())
     top.run()
     return top.return_code or 0

@@ -1,4 +1,4 @@
-"""The monitor's views and keys, and what is said of them."""
+"""The monitor's views and keys, and their descriptions."""
 
 from typing import Final
 

@@ -76,7 +76,7 @@ def _add_coordinator(kinds: Any) -> None:
 
 
 def _add_process_arguments(parser: argparse.ArgumentParser, name: str) -> None:
-    """Take what every process that computes is told."""
+    """Add the arguments of every process that computes."""
     parser.add_argument("--name", type=argument_types.name, help=name)
     parser.add_argument("--device", type=argument_types.device, default="cpu", help="cpu, cuda:0, … (default: cpu)")
     parser.add_argument(
@@ -89,8 +89,8 @@ def _add_process_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def add_member_arguments(parser: argparse.ArgumentParser, name: str, memory: str) -> None:
-    """Take what a process that joins a coordinator is told; `name` and `memory` tell the defaults
-    of those."""
+    """Add the arguments of a process that joins a coordinator; `name` and `memory` are help texts:
+    the default of `--name`, and of `--memory`."""
     parser.add_argument(
         "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
     )

@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _drain(endpoint: str | None, name: str, timeout: float) -> int:
-    """Take a block server out of service: the exit status. How its sessions get on, and what became
-    of them, go to stderr."""
+    """Take a block server out of service, and return the exit status. Progress and fate of its
+    sessions go to stderr."""
     said = ""
 
     def tell(event: Drained) -> None:
@@ -61,7 +61,7 @@ def _drained(event: Drained) -> str:
 
 
 class UndrainCommand:
-    """The command that takes a drain back."""
+    """The command `zrt undrain`, which undoes a drain."""
 
     DESCRIPTION = "Let a drained block server serve again."
 
