@@ -159,7 +159,7 @@ class Top(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "filter" and (isinstance(self.focused, Input) or len(self.screen_stack) > 1):
-            return False  # a slash like any other letter
+            return False  # the slash is typed into the filter like any other letter
         return self._view in ONLY.get(action, VIEWS)
 
     def action_view(self, name: str) -> None:
@@ -189,7 +189,7 @@ class Top(App[None]):
 
     def action_filter(self) -> None:
         self._filter.display = True
-        self.screen.set_focus(self._filter)  # at once: what is typed next is for it
+        self.screen.set_focus(self._filter)  # at once, since what is typed next is for the filter
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == "filter":

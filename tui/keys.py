@@ -44,7 +44,7 @@ KEYS: Final = (
     Binding("d", "drain", "drain"),
     Binding("u", "undrain", "undrain"),
     Binding("r", "restart", "restart"),
-    # Before the focused widget hears of it, so that what is typed next is the filter's.
+    # Before the focused widget gets the key, so that what is typed next goes to the filter.
     Binding("slash", "filter", "filter", priority=True),
     Binding("s", "sort", "sort"),
     Binding("t", "chat", "chat"),

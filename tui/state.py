@@ -26,7 +26,7 @@ class MonitorState:
         self.replies: deque[Replies] = deque(maxlen=REPLIES)
         self.pace: deque[tuple[float, int]] = deque(maxlen=POINTS)
         self._mark: tuple[int, int] | None = None  # up_ms and tokens of the last point
-        self._steps: dict[str, int] = {}  # a leader: the last step that is known
+        self._steps: dict[str, int] = {}  # the last known step of each leader
 
     def take(self, cluster: Cluster, now: float) -> None:
         """Take the next snapshot, at `now` (Unix time). Another coordinator counts anew; earlier

@@ -24,7 +24,7 @@ def whole(text: str, *, least: int, most: int | None = None) -> int:
 
 def name(text: str) -> str:
     """Read a name as a cluster file spells it."""
-    from zrt.runtime.cluster.file_schema import NAME  # it is not for every command
+    from zrt.runtime.cluster.file_schema import NAME  # imported here, since few commands need it
 
     if not re.fullmatch(NAME, text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a valid name: it has to match {NAME}")

@@ -18,7 +18,9 @@ _Options = TypeVar("_Options", bound="Struct")
 def add_connect_argument(parser: argparse.ArgumentParser) -> None:
     """Add the argument for the endpoint of a running cluster."""
     parser.add_argument(
-        "--connect", metavar="ENDPOINT", help="the cluster's (default: $ZRT_ENDPOINT, or the last one started here)"
+        "--connect",
+        metavar="ENDPOINT",
+        help="the cluster's endpoint (default: $ZRT_ENDPOINT, or the last one started here)",
     )
 
 
@@ -47,7 +49,9 @@ def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
 def add_advertise_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for how other machines reach a process."""
     parser.add_argument(
-        "--advertise", metavar="ENDPOINT", help="what others reach it by, where that is another name: tcp://HOST"
+        "--advertise",
+        metavar="ENDPOINT",
+        help="address at which others reach it, if not the one it listens on: tcp://HOST",
     )
     parser.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
 

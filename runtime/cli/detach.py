@@ -69,7 +69,7 @@ def _log(name: str) -> tuple[Path, BinaryIO]:
             log_file.close()
             continue
         except OSError:
-            pass  # a file system without locks: they share it
+            pass  # a file system without locks: the clusters share a log
         return path, log_file
     raise ZrtError("overloaded", f"{MOST_LOGS} clusters called {name} run here already")
 

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         all_descriptors()
         try:
             return _obey(arguments)
-        except BrokenPipeError:  # whoever read our answer went away
+        except BrokenPipeError:  # the reader of our output went away
             mute(sys.stdout)
             return 1
     except KeyboardInterrupt:

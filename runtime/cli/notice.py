@@ -79,7 +79,7 @@ class Notice:
         line = f"[{text}]"
         with suppress(OSError):  # stderr is no terminal any more
             if columns := os.get_terminal_size(sys.stderr.fileno()).columns:
-                line = line[: columns - 1]  # one that wraps could not be taken back
+                line = line[: columns - 1]  # a line that wraps could not be taken back
         self._write(f"\n{line}" if self._in_text else f"\r\x1b[K{line}")
 
     def back(self) -> None:

@@ -60,7 +60,8 @@ def taken_by_ours(listen: str) -> ZrtError | None:
     holder = next((note for note in known if note.endpoint.endswith(f":{port}")), None)
     if holder is None:
         return None
-    which = "" if holder == known[0] else f" --connect {holder.endpoint}"  # without it the last one started is meant
+    # Without --connect the last cluster started is meant.
+    which = "" if holder == known[0] else f" --connect {holder.endpoint}"
     return ZrtError(
         "bad_config",
         f"the cluster {holder.name} already runs at {holder.endpoint} (`zrt status{which}`): `zrt down{which}` ends it, "

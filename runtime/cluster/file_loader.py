@@ -49,7 +49,7 @@ def parse(text: str, where: str) -> Conf:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ZrtError("bad_config", f"this is no TOML: {error}", where) from error
+        raise ZrtError("bad_config", f"this is not TOML: {error}", where) from error
     mistakes = unknown(tables, [*_TABLES, "stage", "worker"], "table")
     read: dict[str, Any] = {
         name: read_table(kind, tables.get(name, {}), f"[{name}]", _READERS, mistakes)

@@ -101,8 +101,8 @@ def misfits(stages: Mapping[int, Blocks | None], count: int | None = None) -> li
     depends on a number that is left out is not checked.
     """
     wrong = []
-    far: tuple[int, Blocks] | None = None  # of the pinned ones so far, that which reaches furthest
-    free: int | None = 0  # planned stages since the last pinned one; None: not known
+    far: tuple[int, Blocks] | None = None  # the pinned stage so far whose blocks reach furthest
+    free: int | None = 0  # planned stages since the last pinned stage; None: not known
     last = 0
     for number, blocks in stages.items():
         if number > last + 1:
@@ -150,7 +150,7 @@ def _share(block_bytes: Sequence[int], fixed: Sequence[int], wishes: Sequence[Wi
         ends.append(ends[-1] + size)
     count, stages = len(block_bytes), len(targets)
     # best[n]: the least cost (excess, distance) of n blocks on the stages so far, and their sizes.
-    # Of equal costs the one found first stays: fewer blocks for the later stage
+    # Of equal costs the first found stays: fewer blocks for the later stage
     best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [])}
     for stage, (target, wish) in enumerate(zip(targets, wishes, strict=True)):
         reached: dict[int, tuple[tuple[int, int], list[int]]] = {}

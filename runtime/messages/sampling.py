@@ -76,7 +76,7 @@ SAMPLING_OPTIONS: Final = (
         Temperature,
         "--temperature",
         "T",
-        "higher draws more freely; 0 is greedy",
+        "higher is more random; 0 is greedy",
         generation_config="temperature",
     ),
     SamplingOption(
@@ -103,7 +103,7 @@ SAMPLING_OPTIONS: Final = (
         RepetitionPenalty,
         "--repetition-penalty",
         "R",
-        "divides the logits of all tokens so far; 1 is off",
+        "divisor of the logits of all tokens so far; 1 is off",
         generation_config="repetition_penalty",
     ),
     SamplingOption(
@@ -118,7 +118,7 @@ SAMPLING_OPTIONS: Final = (
         CountPenalty,
         "--frequency-penalty",
         "A",
-        "subtracted likewise, once for each time that a token occurs",
+        "subtracted from the logits of the answer's tokens, once for each time a token occurs",
     ),
     SamplingOption(
         "logit_bias",
@@ -146,8 +146,8 @@ SAMPLING_OPTIONS: Final = (
         "N",
         "with --json: each token's log-probability, and the N likeliest tokens'",
     ),
-    SamplingOption("seed", Seed, "--seed", "N", "draw by this seed (default: a new one, which is reported)"),
-    SamplingOption("n", Answers, "--n", "N", "this many answers, the next one with the next seed"),
+    SamplingOption("seed", Seed, "--seed", "N", "seed of the draws (default: a new one, which is reported)"),
+    SamplingOption("n", Answers, "--n", "N", "this many answers, each with the next seed"),
 )
 """Every option of a generation, in the order of SamplingRequest's fields."""
 

@@ -63,7 +63,7 @@ def _line() -> str | None:
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if terminal:
         with suppress(ImportError):
-            import_module("readline")  # input() edits lines with it
+            import_module("readline")  # lets input() edit lines
     try:
         return input("> " if terminal else "").strip()
     except EOFError:
@@ -71,7 +71,7 @@ def _line() -> str | None:
     except KeyboardInterrupt:
         if not terminal:
             raise
-        interruptible()  # this one is answered here: what runs next is not to see it
+        interruptible()  # handled here: the next command must not see this Ctrl-C
     if terminal:
         print()
     return None

@@ -42,7 +42,7 @@ async def bring_down(endpoint: str | None, timeout: float) -> int:
         parent = runfiles.parent_of(client.endpoint)
         ended = None if parent is None else _end_of(parent)
         name = "the cluster"
-        with suppress(ZrtError, TimeoutError):  # one that does not answer is told to end all the same
+        with suppress(ZrtError, TimeoutError):  # a cluster without an answer is told to end all the same
             name = (await asyncio.wait_for(client.status(), NAME_S)).name
         try:
             await client.down(timeout)

@@ -16,7 +16,7 @@ keeps its weights. Ctrl-C ends this command, but not the drain: `zrt undrain` do
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the block server's, as `zrt status` shows it")
+    parser.add_argument("name", metavar="NAME", help="the block server's name, as `zrt status` shows it")
     parser.add_argument(
         "--timeout",
         type=argument_types.seconds,
@@ -66,7 +66,7 @@ class UndrainCommand:
     DESCRIPTION = "Let a drained block server serve again."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("name", metavar="NAME", help="the block server's")
+        parser.add_argument("name", metavar="NAME", help="the block server's name")
         add_connect_argument(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -67,7 +67,7 @@ class Family:
     wide_norms: bool = False  # the norm's weight is applied in float32, before rounding
     norms_plus_one: bool = False  # the norm's weight is kept as its difference from 1
     qk_norm: Literal["head", "width"] | None = None  # q and k are normed head by head, or over all heads at once
-    activation: tuple[str, str] = ("hidden_act", "silu")  # key, absent
+    activation: tuple[str, str] = ("hidden_act", "silu")  # the config's key, and the value where it is absent
     windows: Callable[[Keys, int], tuple[Window, ...]] = full_attention
     rotates: Callable[[Keys, int], tuple[bool, ...]] = all_blocks
     rope_theta: float = 10_000.0

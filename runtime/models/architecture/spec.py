@@ -67,7 +67,7 @@ class ModelSpec:
     qk_norm: Literal["head", "width"] | None = None
     activation: Literal["silu", "gelu_tanh"] = "silu"
     embedding_scale: float = 1.0
-    embedding_scale_rounds: bool = False  # to the model's dtype, before it is applied
+    embedding_scale_rounds: bool = False  # the scale is rounded to the model's dtype before it is applied
     residual_scale: float = 1.0
     attention_softcap: float | None = None
     logits_divisor: float = 1.0
