@@ -99,7 +99,7 @@ class Stage(msgspec.Struct, frozen=True):
     time, else the stage's share of them."""
     memory: int | None = None
     """The most memory that each replica may take, in bytes: weights, KV and the process itself.
-    Planned stages share the blocks in proportion to it; if all stages leave it out, evenly."""
+    Planned stages share the blocks according to it; if all stages leave it out, evenly."""
     tp: AtLeastOne = 1
     """Ranks that each block is split over, each a process of its own: on CUDA devices from `device`
     on."""
@@ -110,7 +110,7 @@ class Stage(msgspec.Struct, frozen=True):
     memory and speed allow."""
     gpu_memory: Share = GPU_MEMORY
     """The part of a CUDA device's memory that weights and KV may take; the rest is for the
-    activations of a turn."""
+    working memory of a turn."""
 
 
 class Spares(msgspec.Struct, frozen=True):

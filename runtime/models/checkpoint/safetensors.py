@@ -142,7 +142,7 @@ def read_index(index: Path) -> ShardIndex:
 
 def open_file(file: Path) -> int:
     """Return a descriptor for reading a regular file, or a link to one; the caller closes it.
-    ZrtError bad_model: the file cannot be opened."""
+    ZrtError bad_model: the file cannot be read."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

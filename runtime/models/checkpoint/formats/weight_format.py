@@ -26,7 +26,7 @@ class ByteRuns:
     stride: int
 
     def __iter__(self) -> Iterator[range]:
-        """Yield the offset of each run, ascending."""
+        """Yield the byte range of each run, ascending."""
         for number in range(self.count):
             begin = self.first + number * self.stride
             yield range(begin, begin + self.nbytes)
