@@ -1,1 +1,1 @@
-"""."""
+"""Cluster files that come with zrt."""

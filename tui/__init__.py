@@ -5,7 +5,7 @@ In reading order:
 
 - app.py: `zrt top`: views, keys, what they do
 - feed.py: snapshots as they come, through lost connections
-- state.py: the last snapshot, and what is kept of those before
+- state.py: the last snapshot, and what is kept of earlier ones
 - tree.py: the cluster as a tree
 - tables.py: sessions, events, drains, replies of ranks
 - rows.py: rows as lines of text: cells, bars, sparklines
@@ -14,7 +14,7 @@ In reading order:
 - plot.py: throughput as a plot of block characters
 - plots.py: that plot as a widget
 - screens.py: questions, facts, the chat, the list of keys
-- keys.py: the views and keys, and what is said of them
+- keys.py: the views and keys, and their descriptions
 - palette.py: what ctrl+p lists
 - status.py: `zrt status`: tree and sessions on stdout
 

@@ -1,5 +1,5 @@
-"""`zrt top`: the cluster in a terminal, live. Views are tables of one feed; keys act on the row
-under the cursor."""
+"""The application of `zrt top`: the cluster in a terminal, live. Views are tables of one feed; keys
+act on the row under the cursor."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -159,7 +159,7 @@ class Top(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "filter" and (isinstance(self.focused, Input) or len(self.screen_stack) > 1):
-            return False  # a slash like any other letter
+            return False  # the slash is typed into the filter like any other letter
         return self._view in ONLY.get(action, VIEWS)
 
     def action_view(self, name: str) -> None:
@@ -189,7 +189,7 @@ class Top(App[None]):
 
     def action_filter(self) -> None:
         self._filter.display = True
-        self.screen.set_focus(self._filter)  # at once: what is typed next is for it
+        self.screen.set_focus(self._filter)  # at once, since what is typed next is for the filter
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == "filter":
@@ -322,7 +322,7 @@ class Top(App[None]):
 
 
 def run(endpoint: str) -> int:
-    """Until it is left; the exit status."""
+    """Run the monitor until it is left, and return the exit status."""
     top = Top(endpoint, Path.cwd())
     top.run()
     return top.return_code or 0

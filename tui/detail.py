@@ -21,7 +21,7 @@ from zrt.tui.tables import clock
 
 DRAW_S = 0.25
 MOST_TEXT = 8000
-"""Characters of a session's text that are shown, the last ones."""
+"""The most characters of a session's text that are shown: the last ones."""
 MOST_HOPS = 6
 MOST_EVENTS = 3
 
@@ -98,7 +98,7 @@ class Detail(ModalScreen[None]):
 def facts(
     session: int, info: SessionInfo | None, cluster: Cluster | None, happened: list[Happened], ended: str
 ) -> list[str]:
-    """Return a session in lines; `info` is what was last known of it."""
+    """Return a session in lines; `info` is the last known information about it."""
     lines = [f"session {session:016x}  {ended or (info.state if info is not None else '')}"]
     if info is not None:
         age = (cluster.up_ms - info.asked_ms) / 1e3 if cluster is not None else 0.0
@@ -117,8 +117,8 @@ def facts(
 
 
 def _hops(info: SessionInfo) -> list[str]:
-    """Return where a token's time goes: each stage's queue, compute and encoding, and what is left
-    to the network."""
+    """Return where a token's time goes: each stage's queue, compute and encoding, and the rest in
+    the network."""
     if not info.hops:
         return []
     sums = [hop.queue_ms + hop.compute_ms + hop.encode_ms for hop in info.hops]

@@ -1,5 +1,5 @@
-"""The monitor's connection: snapshots as they come, for as long as the monitor runs, through the
-loss of connections and coordinators."""
+"""The monitor's connection: snapshots as they come, for as long as the monitor runs, even if
+connections and coordinators are lost."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,8 @@ EVERY_S = 0.25
 
 
 class Feed:
-    """`take` gets each snapshot. `trouble` says why none comes; empty while they do."""
+    """Feed of the cluster's snapshots. `take` gets each snapshot. `trouble` says why none comes;
+    empty while they do."""
 
     def __init__(self, endpoint: str, take: Callable[[Cluster], None]) -> None:
         self.endpoint = endpoint
@@ -24,18 +25,18 @@ class Feed:
 
     @property
     def client(self) -> Client:
-        """ZrtError coordinator_lost while there is no connection."""
+        """The connected client. ZrtError coordinator_lost while there is no connection."""
         if self._client is None or not self._client.connected:
             raise ZrtError("coordinator_lost", f"there is no connection to {self.endpoint} now")
         return self._client
 
     def look(self) -> None:
-        """See whether the connection is still there."""
+        """Set `trouble` if the connection is lost."""
         if self._client is not None and not self._client.connected:
             self.trouble = f"the connection to {self.endpoint} is lost"
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Connect, hand snapshots to `take` and reconnect, until cancelled."""
         while True:
             try:
                 async with Client(self.endpoint) as client:

@@ -1,4 +1,4 @@
-"""The monitor's views and keys, and what is said of them."""
+"""The monitor's views and keys, and their descriptions."""
 
 from typing import Final
 
@@ -44,7 +44,7 @@ KEYS: Final = (
     Binding("d", "drain", "drain"),
     Binding("u", "undrain", "undrain"),
     Binding("r", "restart", "restart"),
-    # Before the focused widget hears of it, so that what is typed next is the filter's.
+    # Before the focused widget gets the key, so that what is typed next goes to the filter.
     Binding("slash", "filter", "filter", priority=True),
     Binding("s", "sort", "sort"),
     Binding("t", "chat", "chat"),

@@ -1,4 +1,4 @@
-"""A table drawn line by line: only visible rows are formatted, only lines that changed are drawn
+"""A table drawn line by line: only visible rows are formatted, only changed lines are drawn
 again."""
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from textual.strip import Strip
 from zrt.tui.rows import Row, Table
 
 NARROW = 80
-"""Columns of a terminal that tables are made for; in a wider one some columns are as wide as they
+"""Columns of the terminal that tables are made for; in a wider one some columns are as wide as they
 need."""
 STYLES = ("plain", "dim", "good", "warn", "bad", "head", "cursor")
 
 
 class Lines(ScrollView, can_focus=True):
-    """The rows of `table`, with a title line that stays, and a cursor that stays on its row's key.
-    `empty` is said where there is no row. Rows are grey while they are `old`: how things were, and
-    nobody knows how they are. `drawn` counts lines that were drawn. Colours are such that they are
-    green, yellow and red among 16, too."""
+    """Rows of `table`, with a title line that stays, and a cursor that stays on its row's key.
+    `empty` is shown where there is no row. Rows are grey while they are `old`, when their present
+    state is not known. `drawn` counts lines that were drawn. The colours still show as green,
+    yellow and red in a terminal with 16 colours."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"lines--{style}" for style in STYLES}
     DEFAULT_CSS = """
@@ -52,7 +52,7 @@ class Lines(ScrollView, can_focus=True):
     ]
 
     class Chosen(Message):
-        """Enter on a row."""
+        """Message that Enter was pressed on a row."""
 
         def __init__(self, lines: "Lines", key: str) -> None:
             super().__init__()
@@ -76,7 +76,7 @@ class Lines(ScrollView, can_focus=True):
 
     @property
     def item(self) -> Any | None:
-        """What the cursor is on."""
+        """The item under the cursor."""
         return self._items[self._cursor] if self._items else None
 
     @property
@@ -94,7 +94,7 @@ class Lines(ScrollView, can_focus=True):
             self.refresh()
 
     def show(self, items: Sequence[Any]) -> None:
-        """The rows from now on."""
+        """Show these items as rows from now on."""
         key = self.table.key(self.item) if self._items else None
         count, widths = len(self._items), self.table.widths
         self.table = self._given.fitted(items, self.size.width - NARROW)

@@ -1,4 +1,4 @@
-"""What ctrl+p lists before anything is typed: the monitor's own commands in the order of its keys,
+"""The list of ctrl+p before anything is typed: the monitor's own commands in the order of its keys,
 then Textual's."""
 
 from textual.command import DiscoveryHit, Hits

@@ -1,4 +1,4 @@
-"""Throughput as a plot of block characters, with its axes. Pure."""
+"""A plot of throughput in block characters, with its axes. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ LEAST: Final = 3
 
 
 def plot(title: str, values: Sequence[float], width: int, height: int, *, seconds: float = 1.0) -> list[str]:
-    """`height` lines: a title with the newest value, columns over `values` (one every `seconds`,
-    the newest at the right), and their time axis."""
+    """Return `height` lines: a title with the newest value, columns over `values` (one every
+    `seconds`, the newest at the right), and their time axis."""
     columns = max(1, width - GUTTER)
     rows = max(1, height - LEAST + 1)
     shown = list(values[-columns:])

@@ -1,4 +1,4 @@
-"""The throughput of the last minutes as a widget: drawn anew for the size it has, whenever that
+"""Widget of the throughput of the last minutes: drawn anew for the size it has, whenever that
 changes."""
 
 from collections.abc import Iterable
@@ -10,14 +10,14 @@ from zrt.tui.plot import plot
 
 
 class Plots(Widget):
-    """Tokens a second above, sessions below."""
+    """Plots of tokens a second above, sessions below."""
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self._pace: list[tuple[float, int]] | None = None
 
     def show(self, pace: Iterable[tuple[float, int]]) -> None:
-        """Tokens a second and sessions, one a second, the newest last."""
+        """Show tokens a second and sessions: one pair a second, the newest last."""
         self._pace = list(pace)
         self.refresh()
 

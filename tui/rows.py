@@ -1,5 +1,5 @@
-"""A table's rows as lines of text, and what they are made of: cells, bars, sparklines, amounts.
-Pure: no widgets, no clock."""
+"""Rows of tables as lines of text, and their parts: cells, bars, sparklines, amounts. Pure: no
+widgets, no clock."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,14 +11,14 @@ Style = Literal["plain", "dim", "good", "warn", "bad"]
 BARS: Final = "▁▂▃▄▅▆▇█"
 BRANCHES: Final = " │├└"
 LEAST: Final = 10
-"""Cells that are enough for what is shown of a text that is cut."""
+"""The fewest cells in which a cut text is still shown."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line: `key` is what it is about, over all snapshots; `text` is cut and filled to its
+    """A line: `key` names the item it shows, over all snapshots; `text` is cut and filled to its
     columns."""
 
     key: str
@@ -28,8 +28,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A title, a width in terminal cells (negative: flush right), and what of an item is shown
-    there. Up to `most` it may be wider, where what is shown is."""
+    """A title, a width in terminal cells (negative: flush right), and what of an item is shown in
+    the column. Up to `most` the column may be wider, where its texts are."""
 
     title: str
     width: int
@@ -39,14 +39,15 @@ class Column(Generic[T]):
 
 @dataclass(frozen=True)
 class Table(Generic[T]):
-    """Columns, an item's key and its style."""
+    """Columns, an item's key and an item's style."""
 
     columns: Sequence[Column[T]]
     key: Callable[[T], str]
     style: Callable[[T], Style]
 
     def fitted(self, items: Sequence[T], room: int) -> "Table[T]":
-        """As wide as these items need; by `room` cells at most."""
+        """Return the table with columns as wide as these items need; by `room` cells more at
+        most."""
         columns = []
         for column in self.columns:
             if column.most:
@@ -56,8 +57,9 @@ class Table(Generic[T]):
         return replace(self, columns=columns)
 
     def within(self, items: Sequence[T], width: int) -> "Table[T]":
-        """Return what of it fits into `width` cells: of the columns that say something of these
-        items, those from the left on; the first that does not fit may be cut."""
+        """Return the table with the columns that fit into `width` cells: of the columns that are
+        not empty for these items, those from the left on; the first that does not fit may be
+        cut."""
         columns: list[Column[T]] = []
         for column in self.columns:
             if not any(column.show(item) for item in items):
@@ -85,15 +87,15 @@ class Table(Generic[T]):
         return Row(self.key(item), text, self.style(item))
 
     def described(self, item: T) -> list[str]:
-        """Return every column of it that is not empty, a line each, uncut, and without the branches
-        of a tree."""
+        """Return every column of an item that is not empty, a line each, uncut, and without the
+        branches of a tree."""
         shown = [(column.title, column.show(item).strip(BRANCHES)) for column in self.columns]
         return [f"{title:<14} {clean(value)}" for title, value in shown if value]
 
 
 def clean(text: str) -> str:
-    """Text that others said, fit for a terminal: of its control characters line breaks alone are
-    left."""
+    """Return text from elsewhere in a form fit for a terminal: of its control characters only line
+    breaks are left."""
     return text if text.isprintable() else "".join(one if one.isprintable() or one == "\n" else " " for one in text)
 
 
@@ -102,7 +104,8 @@ def _widest(column: Column[T], items: Sequence[T]) -> int:
 
 
 def _cell(text: str, width: int) -> str:
-    """Cut, which is shown, or filled; control characters, line breaks too, are not shown."""
+    """Return the text cut, with a mark, or filled to `width`; control characters, line breaks too,
+    become spaces."""
     text = clean(text).replace("\n", " ")
     if cell_len(text) > abs(width):
         return set_cell_size(text, abs(width) - 1) + "…"
@@ -110,7 +113,7 @@ def _cell(text: str, width: int) -> str:
 
 
 def bar(part: float, whole: float, width: int) -> str:
-    """Return a share as a bar; empty when there is no whole."""
+    """Return a share as a bar; empty when `whole` is 0."""
     if whole <= 0:
         return ""
     full = round(width * min(1.0, max(0.0, part / whole)))
@@ -118,7 +121,7 @@ def bar(part: float, whole: float, width: int) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return the last values, each as a bar of the largest."""
+    """Return the last values, each as a bar relative to the largest."""
     shown = values[-width:]
     most = max(shown, default=0.0)
     if most <= 0:
@@ -128,7 +131,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def amount(count: float) -> str:
-    """Return bytes, for people."""
+    """Return a number of bytes for people."""
     for unit in ("B", "K", "M", "G"):
         if count < 1024:
             return f"{count:.0f}{unit}"

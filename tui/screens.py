@@ -1,5 +1,5 @@
-"""What opens over the monitor: a question with yes and no, the facts of a row, a chat, the list of
-keys."""
+"""Screens that open over the monitor: a question with yes and no, the facts of a row, a chat, the
+list of keys."""
 
 from contextlib import aclosing
 from typing import ClassVar
@@ -18,12 +18,12 @@ from zrt.tui.rows import clean
 
 DRAW_S = 0.25
 MOST_TEXT = 8000
-"""Characters of a talk that are shown, the last ones."""
+"""The most characters of a chat that are shown: the last ones."""
 
 
 class Confirm(ModalScreen[float | None]):
-    """A question. Answered by the seconds that were entered (`seconds` if none are asked for), None
-    for no."""
+    """A question with yes and no. Its result is the number of seconds entered (0 if none are asked
+    for), None for no."""
 
     CSS = """
     Confirm { align: center middle; }
@@ -66,7 +66,7 @@ class Confirm(ModalScreen[float | None]):
 
 
 class Page(ModalScreen[None]):
-    """A text under a title: the keys, or all there is to know of a row."""
+    """A text under a title: the keys, or everything known of a row."""
 
     CSS = """
     Page { align: center middle; }
@@ -97,7 +97,8 @@ class Page(ModalScreen[None]):
 
 
 class Chat(ModalScreen[None]):
-    """Talk with the model, turn by turn. Escape ends the answer that comes, else the talk."""
+    """Chat with the model, turn by turn. Escape ends the answer that is being given, else the
+    chat."""
 
     CSS = """
     Chat > VerticalScroll { height: 1fr; background: $surface; }

@@ -1,5 +1,5 @@
-"""What the monitor knows: the last snapshot, and what it kept of those before. Pure; times are
-passed in."""
+"""State of the monitor: the last snapshot, and what it kept of earlier ones. Pure; times are passed
+in."""
 
 from collections import deque
 from typing import Final
@@ -15,22 +15,22 @@ POINT_MS: Final = 1000
 
 
 class MonitorState:
-    """`cluster` is None until the first snapshot. `pace` holds a point a second: tokens a second,
-    and live sessions."""
+    """What the monitor knows. `cluster` is None until the first snapshot. `pace` holds a point a
+    second: tokens a second, and live sessions."""
 
     def __init__(self) -> None:
         self.cluster: Cluster | None = None
         self.at = 0.0
-        """When that came, Unix time."""
+        """Arrival of `cluster`, in Unix time."""
         self.happened: deque[Happened] = deque(maxlen=EVENTS)
         self.replies: deque[Replies] = deque(maxlen=REPLIES)
         self.pace: deque[tuple[float, int]] = deque(maxlen=POINTS)
         self._mark: tuple[int, int] | None = None  # up_ms and tokens of the last point
-        self._steps: dict[str, int] = {}  # a leader: the last step that is known
+        self._steps: dict[str, int] = {}  # the last known step of each leader
 
     def take(self, cluster: Cluster, now: float) -> None:
-        """The next snapshot, at `now` (Unix time). Another coordinator counts anew; what happened
-        before is still known."""
+        """Take the next snapshot, at `now` (Unix time). Another coordinator counts anew; earlier
+        events are kept."""
         before = self.cluster
         same = before is None or before.incarnation == cluster.incarnation
         if not same:

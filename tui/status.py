@@ -1,5 +1,5 @@
-"""`zrt status`: the monitor's tree and sessions on stdout, once or for as long as they are
-watched."""
+"""The output of `zrt status`: the monitor's tree and sessions on stdout, once or for as long as
+they are watched."""
 
 import sys
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from zrt.tui.tree import TREE, nodes
 T = TypeVar("T")
 
 WIDE: Final = 1000
-"""Columns of what goes to a file or a pipe: lines are not cut."""
+"""Columns of output to a file or a pipe: so many that lines are not cut."""
 EVERY_S: Final = 0.5
 COLOURS: Final[dict[Style, str]] = {"plain": "", "dim": "dim", "good": "bold", "warn": "yellow", "bad": "red"}
 
 
 async def status(endpoint: str | None, *, json: bool, watch: bool) -> int:
-    """Print the cluster, as a tree or one JSON object; with `watch` again and again until
-    interrupted, as JSON an object a line.
+    """Print the cluster, as a tree or one JSON object, and return the exit status; with `watch`
+    print it again and again until interrupted, in JSON one object per line.
 
-    ZrtError coordinator_lost: it is not there, or is gone for good.
+    ZrtError coordinator_lost: the coordinator is not there, or is gone for good.
     """
     async with Client(endpoint) as client:
         if not watch:
@@ -59,7 +59,7 @@ def _print(cluster: Cluster, *, json: bool) -> None:
 
 
 def as_json(cluster: Cluster) -> bytes:
-    """Return one object; ids of sessions are said as commands take them."""
+    """Return the cluster as one JSON object; session ids are written as commands take them."""
     fields = msgspec.to_builtins(cluster)
     for session in fields["sessions"]:
         session["session"] = f"{session['session']:016x}"
@@ -67,10 +67,9 @@ def as_json(cluster: Cluster) -> bytes:
 
 
 def tree(cluster: Cluster, width: int | None = None) -> list[Text]:
-    """Return the cluster in lines: what it is, its processes, its sessions. On a terminal of so
-    many columns rows have what fits there; what is wrong with a process is a line of its own then,
-    which may be folded.
-    """
+    """Return the cluster in lines: what it is, its processes, its sessions. On a terminal of
+    `width` columns rows have what fits there; a process's fault is then a line of its own, which
+    may be folded."""
     ready = "ready" if cluster.ready else "not ready"
     lines = [
         Text(

@@ -1,5 +1,5 @@
-"""The monitor's other tables: sessions, events, drains of block servers, and the replies that
-leaders drained from their ranks. Pure."""
+"""Tables of the monitor besides the tree: sessions, events, drains of block servers, and the
+replies that leaders drained from their ranks. Pure."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -43,11 +43,11 @@ ORDERS: Final[dict[str, Callable[[SessionInfo], object]]] = {
     "ttft": lambda one: -one.ttft_ms,
     "state": lambda one: one.state,
 }
-"""How sessions may be sorted."""
+"""Sort keys of sessions, by the name of the order."""
 
 
 def sessions(all_: Iterable[SessionInfo], order: str, wanted: str) -> list[SessionInfo]:
-    """Return those with `wanted` in their id, state, client or route, in order."""
+    """Return the sessions with `wanted` in their id, state, client or route, in order."""
     chosen = [one for one in all_ if not wanted or wanted in _words(one)]
     return sorted(chosen, key=ORDERS[order])  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ EVENTS: Final = Table[Happened](
 
 
 def events(all_: Iterable[Happened], wanted: str) -> list[Happened]:
-    """Return the newest first, of those with `wanted` in them."""
+    """Return the events with `wanted` in them, the newest first."""
     chosen = [one for one in all_ if not wanted or wanted in f"{one.kind} {one.where} {one.error} {one.text}".lower()]
     return chosen[::-1]
 
@@ -103,8 +103,7 @@ DRAINS: Final = Table[DrainInfo](
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """One step of a group of ranks: the replies that `leader` drained, at about `at` (Unix
-    time)."""
+    """Replies of one step of a group of ranks, which `leader` drained at about `at` (Unix time)."""
 
     at: float
     leader: str
@@ -112,7 +111,7 @@ class Replies:
 
     @property
     def slowest(self) -> int:
-        """The rank whose reply came last, of those that are not the leader."""
+        """The rank whose reply came last, the leader aside."""
         others = range(1, len(self.step.drain_us))
         return max(others, key=lambda rank: self.step.drain_us[rank], default=0)
 

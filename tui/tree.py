@@ -12,14 +12,14 @@ from zrt.runtime.messages.stats import RankLoad, WorkerLoad
 from zrt.tui.rows import Column, Style, Table, amount, bar
 
 STALE_MS: Final = 2500
-"""After so long without a beat a process is shown as silent."""
+"""Milliseconds without a beat after which a process is shown as silent."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A line of the tree: a title in a `state`, or a process (`actor`); with `rank` or `worker`
-    what its leader or master says of that one, and then `actor` is the worker's own account of
-    itself, if there is any."""
+    """A line of the tree: a title in a `state`, or a process (`actor`). With `rank` or `worker` the
+    line shows what a leader says of its rank, or a master of its worker; `actor` is then the
+    worker's own account of itself, if there is any."""
 
     key: str
     label: str
@@ -30,8 +30,8 @@ class TreeNode:
 
 
 def nodes(cluster: Cluster) -> list[TreeNode]:
-    """Stages in pipeline order, then those without a stage; a layer worker is under the stage that
-    has it."""
+    """Return the lines of the tree: stages in pipeline order, then processes without a stage; a
+    layer worker is under the stage that has it."""
     made = [TreeNode("", f"{cluster.name}: {cluster.model}", state="ready" if cluster.ready else "not ready")]
     lent = {worker.name for actor in cluster.actors if actor.lend is not None for worker in actor.lend.workers}
     workers = {actor.name: actor for actor in cluster.actors if actor.name in lent and actor.stage < 0}
@@ -99,18 +99,18 @@ def _state(node: TreeNode) -> str:
 
 
 def _server(show: Callable[[ActorInfo], str]) -> Callable[[TreeNode], str]:
-    """Return a cell of block servers alone."""
+    """Return the `show` of a column that is filled for block servers alone."""
     return lambda node: show(actor) if (actor := served(node)) is not None else ""
 
 
 def served(node: TreeNode) -> ActorInfo | None:
-    """Return the block server that this line is of."""
+    """Return the block server that this line shows, if it shows one."""
     actor = node.actor
     return actor if actor is not None and actor.kind == "block_server" and node.rank is None else None
 
 
 def _process(show: Callable[[ActorInfo], str]) -> Callable[[TreeNode], str]:
-    """Return a cell of processes that have registered."""
+    """Return the `show` of a column that is filled for processes that have registered."""
     return lambda node: show(node.actor) if node.actor is not None and node.rank is None else ""
 
 
@@ -125,7 +125,7 @@ def _memory(node: TreeNode) -> str:
 
 
 def _middle(node: TreeNode) -> str:
-    """Return what a turn takes; of a rank what its part of a step takes on average, of a worker a
+    """Return how long a turn takes, in ms; for a rank its part of a step on average, for a worker a
     hop there and back."""
     if node.rank is not None:
         return f"{node.rank.drain_us / node.rank.steps / 1e3:.1f}" if node.rank.steps else ""

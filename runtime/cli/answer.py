@@ -1,4 +1,4 @@
-"""An answer as it is printed: its text on stdout, what it waits for and its figures on stderr."""
+"""An answer as it is printed: its text on stdout, waits and figures on stderr."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,12 +17,13 @@ from zrt.runtime.messages.sampling import TokenLogprobs
 from zrt.runtime.process.terminal import say
 
 BROKEN_S: Final = 0.3
-"""How long a connection may be gone before that is said: most are made again at once."""
+"""Seconds that a connection may be gone before this is said: most connections are made again at
+once."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What has come of an answer so far."""
+    """The part of an answer that has arrived so far."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -38,11 +39,11 @@ class Answer:
         return piece.text if self.text else _ids(piece.token_ids)
 
     def shown(self) -> str:
-        """Return all of what `add` returned."""
+        """Return all that `add` returned."""
         return self.text or _ids(self.token_ids)
 
     def fields(self) -> dict[str, object]:
-        """Return what `--json` says of the answer."""
+        """Return the answer's fields for `--json`."""
         asked = {} if self.logprobs is None else {"logprobs": self.logprobs}
         return {"text": self.text, "token_ids": self.token_ids, **asked}
 
@@ -53,11 +54,11 @@ def _ids(token_ids: list[int]) -> str:
 
 async def answer(client: Client, question: Question) -> int:
     """Stream an answer to stdout (text, or the ids of a model without a tokenizer), its figures to
-    stderr: the exit status.
+    stderr, and return the exit status.
 
     Several answers are printed one after the other once all are there. With `question.json` stdout
-    gets one object instead, also when the answer breaks off: then with `error`; several are its
-    `choices`.
+    gets one object instead, also when the answer breaks off: then with `error`; several answers are
+    its `choices`.
     """
     stream = client.generate(question.prompt, token_ids=question.token_ids, raw=question.raw, **question.sampling)
     got = [Answer() for _ in range(question.sampling.get("n", 1))]
@@ -86,7 +87,8 @@ async def answer(client: Client, question: Question) -> int:
 
 
 async def follow(client: Client, stream: Stream, got: list[Answer], *, show: bool) -> None:
-    """Take all answers in until they have finished; with `show`, print what comes on the way."""
+    """Receive all answers until they have finished; with `show`, print text and progress as they
+    arrive."""
     notice = Notice()
     left = len(got)
     with _says_breaks(client, stream, notice):
@@ -111,8 +113,8 @@ async def follow(client: Client, stream: Stream, got: list[Answer], *, show: boo
 
 @contextmanager
 def _says_breaks(client: Client, stream: Stream, notice: Notice) -> Iterator[None]:
-    """Say, in the meantime, when the connection is gone for longer than a moment, and take that
-    back when there is one again."""
+    """Say, while the block runs, when the connection is gone for longer than a moment, and take
+    that back when there is a connection again."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
@@ -134,12 +136,12 @@ def _says_breaks(client: Client, stream: Stream, notice: Notice) -> Iterator[Non
 
 
 def _json(answers: list[dict[str, object]], **rest: object) -> str:
-    """Return one answer as it is, several as `choices`."""
+    """Return the JSON object of the answers: one answer as it is, several as `choices`."""
     return as_json(**answers[0], **rest) if len(answers) == 1 else as_json(choices=answers, **rest)
 
 
 def say_notes(stream: Stream) -> None:
-    """Say what the model's generation_config asks for and does not get."""
+    """Say which settings of the model's generation_config are not applied."""
     for note in stream.accepted.notes if stream.accepted else ():
         say(f"zrt: {note}")
 

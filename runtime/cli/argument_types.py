@@ -1,5 +1,5 @@
-"""Words of the command line, each read and checked: what argparse calls a type. Each raises
-ArgumentTypeError for a word that it does not take."""
+"""Types of command-line arguments, as argparse calls the functions that read and check them. Each
+raises ArgumentTypeError for a text that it does not take."""
 
 import argparse
 import re
@@ -23,8 +23,8 @@ def whole(text: str, *, least: int, most: int | None = None) -> int:
 
 
 def name(text: str) -> str:
-    """Read a name as a cluster file has it."""
-    from zrt.runtime.cluster.file_schema import NAME  # it is not for every command
+    """Read a name as a cluster file spells it."""
+    from zrt.runtime.cluster.file_schema import NAME  # imported here, since few commands need it
 
     if not re.fullmatch(NAME, text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a valid name: it has to match {NAME}")
@@ -32,7 +32,7 @@ def name(text: str) -> str:
 
 
 def device(text: str) -> str:
-    """Read a device as a cluster file has it."""
+    """Read a device as a cluster file spells it."""
     from zrt.runtime.cluster import file_schema
 
     try:
@@ -69,7 +69,7 @@ def real(text: str, *, least: float | None = None, above: float | None = None, m
 
 
 def pair(text: str, *, key: Callable[[str], int], value: Callable[[str], float]) -> tuple[int, float]:
-    """Read a token id and a number: "15:-2.5"."""
+    """Read a token id and a number, such as "15:-2.5"."""
     token, _, number = text.partition(":")
     try:
         found = key(token), _real(number)
@@ -79,7 +79,7 @@ def pair(text: str, *, key: Callable[[str], int], value: Callable[[str], float])
 
 
 def text(given: str, *, least: int = 0, most: int | None = None) -> str:
-    """Check that a text can be sent (a command line may hold any bytes), and how long it is, in
+    """Check that a text can be sent (a command line may hold any bytes), and its length in
     characters."""
     try:
         given.encode()
@@ -93,7 +93,7 @@ def text(given: str, *, least: int = 0, most: int | None = None) -> str:
 
 
 def ids(text: str) -> list[int]:
-    """Read token ids: "1,2,3"."""
+    """Read token ids, such as "1,2,3"."""
     try:
         return [whole(part, least=0, most=2**32 - 1) for part in text.split(",")]
     except argparse.ArgumentTypeError:
@@ -108,7 +108,7 @@ def seconds(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """Read a number of bytes as a cluster file writes it: 8GiB."""
+    """Read a number of bytes as a cluster file spells it, such as 8GiB."""
     from zrt.runtime.cluster import toml_tables
 
     try:

@@ -1,5 +1,5 @@
-"""The words by which commands name a cluster: one that runs by its endpoint, one that is to run by
-its file."""
+"""The arguments by which commands name a cluster: a running cluster by its endpoint, a cluster to
+be started by its file."""
 
 import argparse
 from pathlib import Path
@@ -16,14 +16,16 @@ _Options = TypeVar("_Options", bound="Struct")
 
 
 def add_connect_argument(parser: argparse.ArgumentParser) -> None:
-    """Take the endpoint of a running cluster."""
+    """Add the argument for the endpoint of a running cluster."""
     parser.add_argument(
-        "--connect", metavar="ENDPOINT", help="the cluster's (default: $ZRT_ENDPOINT, or the last one started here)"
+        "--connect",
+        metavar="ENDPOINT",
+        help="the cluster's endpoint (default: $ZRT_ENDPOINT, or the last one started here)",
     )
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take a cluster file, and what may be said in place of its values."""
+    """Add the arguments for a cluster file, and for what replaces its values."""
     parser.add_argument("conf", metavar="CONF", nargs="?", type=Path, help="a cluster file (default: conf/local.toml)")
     parser.add_argument("--model", metavar="REF", help="a demo name, a folder, or a hub id; in place of the file's")
     parser.add_argument(
@@ -35,7 +37,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take where a cluster listens."""
+    """Add the arguments for where a cluster listens."""
     parser.add_argument(
         "--listen",
         metavar="ENDPOINT",
@@ -45,29 +47,31 @@ def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_advertise_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take how others reach a process from elsewhere."""
+    """Add the arguments for how other machines reach a process."""
     parser.add_argument(
-        "--advertise", metavar="ENDPOINT", help="what others reach it by, where that is another name: tcp://HOST"
+        "--advertise",
+        metavar="ENDPOINT",
+        help="address at which others reach it, if not the one it listens on: tcp://HOST",
     )
     parser.add_argument("--insecure", action="store_true", help="allow an interface other than loopback, without keys")
 
 
 def cluster_options(arguments: argparse.Namespace) -> "ClusterOptions":
-    """Return which cluster file is meant, and what was said in place of its values."""
+    """Return which cluster file is meant, and what replaces its values."""
     from zrt.actors.options import ClusterOptions
 
     return options_from(arguments, ClusterOptions)
 
 
 def options_from(arguments: argparse.Namespace, kind: "type[_Options]") -> "_Options":
-    """Return the options of this kind that the command line gives: each from the word of its name,
-    where the command has one."""
+    """Return the options of this kind that the command line gives: each from the argument of its
+    name, where the command has one."""
     given = {name: value for name in kind.__struct_fields__ if (value := getattr(arguments, name, None)) is not None}
     return kind(**{name: str(value) if isinstance(value, Path) else value for name, value in given.items()})
 
 
 def cluster_words(options: "ClusterOptions") -> list[str]:
-    """Return the words that say the same to another command."""
+    """Return the arguments that give the same options to another command."""
     words = [] if options.conf is None else [options.conf]
     for name in ("model", "stages", "tp", "listen", "advertise"):
         value = getattr(options, name)

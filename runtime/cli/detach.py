@@ -1,4 +1,5 @@
-"""`zrt up --detach`: a cluster that outlives the command and the terminal it was started from."""
+"""A cluster started by `zrt up --detach`, which outlives the command and the terminal it was
+started from."""
 
 import fcntl
 import json
@@ -18,19 +19,19 @@ from zrt.runtime.process.lifeline import READY_FD
 from zrt.runtime.process.terminal import say
 
 READY_S: Final = 1800.0
-"""How long it may take to be ready: most of it is reading weights."""
+"""Seconds that a cluster may take until it is ready: most of them go into reading weights."""
 LOOK_MS: Final = 200
-"""How often its log is looked at until then."""
+"""Milliseconds between two looks at the cluster's log until it is ready."""
 MOST_LOGS: Final = 64
-"""Clusters of one name that may run at once: each has a log."""
+"""The most clusters of one name that may run at once: each has a log."""
 
 
 def detach(name: str, words: list[str]) -> int:
     """Start `zrt up` in the background and return 0 when its cluster is ready, else its exit
     status.
 
-    What that `zrt up` says goes to a log file, and until the cluster is ready to our stderr too.
-    ZrtError deadline; bad_config: the log cannot be written.
+    The output of that `zrt up` goes to a log file, and until the cluster is ready to our stderr
+    too. ZrtError deadline; bad_config: the log cannot be written.
     """
     path, log_file = _log(name)
     with log_file, path.open("rb") as log:
@@ -53,8 +54,8 @@ def detach(name: str, words: list[str]) -> int:
 
 
 def _log(name: str) -> tuple[Path, BinaryIO]:
-    """Open a log of its own for each cluster of this name that runs: it is locked for as long as
-    any of the cluster's processes writes to it."""
+    """Open a log file that no other running cluster of this name uses: a log is locked for as long
+    as any of its cluster's processes writes to it."""
     for number in range(1, MOST_LOGS + 1):
         path = runfiles.folder() / (f"{name}.log" if number == 1 else f"{name}-{number}.log")
         try:
@@ -68,7 +69,7 @@ def _log(name: str) -> tuple[Path, BinaryIO]:
             log_file.close()
             continue
         except OSError:
-            pass  # a file system without locks: they share it
+            pass  # a file system without locks: the clusters share a log
         return path, log_file
     raise ZrtError("overloaded", f"{MOST_LOGS} clusters called {name} run here already")
 
@@ -86,7 +87,7 @@ def _start(words: list[str], log_file: BinaryIO, ready_fd: int) -> "subprocess.P
 
 
 def _first_line(pipe: BinaryIO, log: BinaryIO) -> bytes:
-    """Return what comes through the pipe, b"" when it ends; meanwhile the log is passed on.
+    """Return the first line from the pipe, or b"" if the pipe ends; meanwhile pass the log on.
     ZrtError deadline."""
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)

@@ -1,8 +1,8 @@
-"""What `--json` prints."""
+"""The output of `--json`."""
 
 import msgspec
 
 
 def as_json(**fields: object) -> str:
-    """Return one JSON object, in one line."""
+    """Return the fields as one JSON object, on one line."""
     return msgspec.json.encode(fields).decode()

@@ -1,5 +1,5 @@
-"""The lines of a cluster's log: all that `zrt up` says where no person watches, in the form in
-which its processes log."""
+"""Lines of a cluster's log: all that `zrt up` says where no person watches, in the form in which
+its processes log."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from zrt.runtime.process.terminal import FULL, drop_held_back
 
 
 def as_told(conf: Conf) -> Conf:
-    """Return `conf` with what $ZRT_LOG says, where the file says nothing of logs. ZrtError
+    """Return `conf` with the log settings of $ZRT_LOG, where the file has none. ZrtError
     bad_config."""
     told = os.environ.get(VARIABLE)
     if not told or conf.log != Log():
@@ -28,9 +28,9 @@ def as_told(conf: Conf) -> Conf:
 
 
 class _LogStream(TextIOWrapper):
-    """A stream of whole lines, each put into its form as it ends. One that a full disk does not
-    take is dropped; of one that it took in part the rest is, and the next begins a line of its
-    own."""
+    """A stream of whole lines, each put into its form as it ends. A line that a full disk does not
+    take is dropped; of a line that it took in part the rest is dropped, and the next line begins on
+    a line of its own."""
 
     def __init__(self, stream: TextIOWrapper, form: Callable[[str], str]) -> None:
         super().__init__(stream.buffer, encoding="utf-8", errors="replace", line_buffering=True)
@@ -54,21 +54,22 @@ class _LogStream(TextIOWrapper):
 
 
 def write(form: Literal["text", "json"], *, detached: bool) -> None:
-    """Let each line on stderr be one of a log from now on: where it is one (`detached`), and for
-    programs unless it is a terminal."""
+    """Turn each line on stderr into a line of a log from now on: with `detached`, and in the JSON
+    form unless stderr is a terminal."""
     if isinstance(sys.stderr, TextIOWrapper) and (detached or (form == "json" and not sys.stderr.isatty())):
         sys.stderr = _LogStream(sys.stderr, as_object if form == "json" else dated)
 
 
 def dated(line: str) -> str:
-    """Return a line with the time first; a process that logs has put it there."""
+    """Return a line with the time first, unless it begins with the time, as lines of processes that
+    log do."""
     return line if STAMP.match(line) else f"{stamp(time.time())} {line}"
 
 
 def as_object(line: str) -> str:
-    """Return a line as a JSON object. A process that logs writes one already; `zrt: MESSAGE` is
-    this command's own, an error if it begins with the kind of one; `NAME: MESSAGE` is what a
-    process says besides."""
+    """Return a line as a JSON object. A process that logs writes an object already; `zrt: MESSAGE`
+    is this command's own, an error if it begins with an error's kind; `NAME: MESSAGE` is other
+    output of the process NAME."""
     if line.startswith("{"):
         return line
     actor, _, message = line.partition(": ")
@@ -79,7 +80,7 @@ def as_object(line: str) -> str:
 
 
 def as_said(line: str) -> str:
-    """Return what was said before it became a line of a log."""
+    """Return the text that a line of a log was made from."""
     try:
         said = json.loads(line)
         return f"{'zrt' if said['actor'] == 'up' else said['actor']}: {said['message']}{in_words(said)}"

@@ -13,11 +13,11 @@ from zrt.runtime.cli.commands import COMMANDS, load
 from zrt.runtime.errors import ZrtError
 
 USAGE_ERRORS: Final = frozenset({"bad_config"})
-"""Errors for which the command line or the cluster file is to be changed."""
+"""Kinds of errors that mean: change the command line or the cluster file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status."""
+    """Run one command and return its exit status."""
     try:
         arguments = command_line().parse_args(argv)
         from zrt.runtime.process.terminal import all_descriptors, mute, open_streams
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         all_descriptors()
         try:
             return _obey(arguments)
-        except BrokenPipeError:  # whoever read our answer went away
+        except BrokenPipeError:  # the reader of our output went away
             mute(sys.stdout)
             return 1
     except KeyboardInterrupt:
@@ -49,8 +49,9 @@ def _obey(arguments: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """The words of one command, or of `zrt` itself. What a command does not know is refused with
-    its own usage, rather than handed back to `zrt`. Options are written out in full."""
+    """Parser of one command's arguments, or of `zrt` itself. An argument that a command does not
+    know is refused with the command's own usage, rather than handed back to `zrt`. Options cannot
+    be abbreviated."""
 
     def __init__(self, *, command: str | None = None, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -64,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
         return found, unknown
 
     def _load(self) -> None:
-        """Take the words of the command, now that it is asked for."""
+        """Add the command's arguments, now that the command is to be run."""
         if self._command is not None:
             command, self._command = load(self._command), None
             self.description = command.DESCRIPTION
@@ -73,7 +74,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Return the parser of all commands; each takes its words once it is asked for."""
+    """Return the parser of all commands; each command adds its arguments once it is to be run."""
     parser = _Parser(
         prog="zrt",
         description="One large language model over several processes, GPUs and machines.",
@@ -88,7 +89,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """--version; reading it takes a while, so it is read when it is asked for."""
+    """Option --version; the version takes a while to read, so it is read only when asked for."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="show the version and exit")

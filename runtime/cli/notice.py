@@ -1,4 +1,5 @@
-"""What a person sees of an answer on the way: a line for what it waits for, and its figures."""
+"""Notices for a person who waits for an answer: a line for what the answer waits for, and its
+figures."""
 
 import asyncio
 import os
@@ -11,14 +12,15 @@ from zrt.runtime.messages.client import Finished, Progress
 from zrt.runtime.process.terminal import say
 
 WAITS: Final = frozenset({"queued", "waiting", "preempted", "parked", "replaying"})
-"""Phases in which an answer does not get on."""
+"""Phases in which an answer makes no progress."""
 WAIT_S: Final = 2.0
-"""How long one lasts until a log has a line for it: an answer that comes as it should has none."""
+"""Seconds that a wait lasts until a log has a line for it: an answer that comes without a delay has
+none."""
 
 
 class _WaitLines:
-    """Waits of one kind where stderr is no terminal: a line for each that lasts, and one when it is
-    over after that."""
+    """Waits of one kind where stderr is no terminal: a line for each wait that lasts, and one when
+    it is over after that."""
 
     def __init__(self) -> None:
         self._what = ""
@@ -27,7 +29,8 @@ class _WaitLines:
         self._timer: asyncio.TimerHandle | None = None
 
     def wait(self, what: str, text: str) -> None:
-        """Say `text` once the wait has lasted; not again when what came between was not said."""
+        """Say `text` once the wait has lasted WAIT_S; not again when what came between was not
+        said."""
         self._text = text
         if what != self._what:
             self.stop()
@@ -53,8 +56,8 @@ class _WaitLines:
 
 
 class Notice:
-    """What a generation waits for, in a line on stderr that gives way to its text; where that is no
-    terminal, in the lines of a log."""
+    """Display of what a generation waits for, in a line on stderr that gives way to its text; where
+    stderr is no terminal, in the lines of a log."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stderr.isatty()
@@ -65,8 +68,8 @@ class Notice:
         self._broken = False
 
     def broken(self, endpoint: str, patience: float) -> None:
-        """Say on a line of its own that the connection is gone, and is tried for `patience`
-        seconds."""
+        """Say on a line of its own that the connection is gone, and is being restored for up to
+        `patience` seconds."""
         self._broken = True
         text = f"the connection to {endpoint} broke; reconnecting for {patience:g} s at most"
         if not self._on_terminal:
@@ -76,18 +79,18 @@ class Notice:
         line = f"[{text}]"
         with suppress(OSError):  # stderr is no terminal any more
             if columns := os.get_terminal_size(sys.stderr.fileno()).columns:
-                line = line[: columns - 1]  # one that wraps could not be taken back
+                line = line[: columns - 1]  # a line that wraps could not be taken back
         self._write(f"\n{line}" if self._in_text else f"\r\x1b[K{line}")
 
     def back(self) -> None:
-        """Take back what was said of the connection."""
+        """Take back the message about the connection."""
         if self._broken:
             self._broken = False
             self._connection.over("the connection is back")
             self._write("\r\x1b[K")
 
     def progress(self, progress: Progress) -> None:
-        """Show every change before the text; within it only that the text is held up, once."""
+        """Show every change before the text; within the text, say once that it is held up."""
         self.back()
         line = progress.phase
         stands = f"{line}{_counts(progress)}{_reason(progress)}"
@@ -104,11 +107,11 @@ class Notice:
             self._write(f"\r\x1b[K{stands}")
 
     def piece(self) -> None:
-        """Hear that some of the answer came, whether it is shown or not."""
+        """Note that a part of the answer came, whether it is shown or not."""
         self._answer.over("the answer goes on")
 
     def text(self) -> None:
-        """Give way to the text, or to what else ends the waiting."""
+        """Clear the line for the text, or for whatever else ends the waiting."""
         if not self._on_terminal:
             self._answer.stop()
             self._connection.stop()
@@ -142,7 +145,7 @@ def _reason(progress: Progress) -> str:
 
 def figures(finished: Finished) -> str:
     """Return one generation's speed, and where its time went: each stage's share of compute, and
-    what is left for queues and hops."""
+    the rest in queues and hops."""
     timings = finished.timings
     lines = [
         f"{counted(finished.prompt_tokens, 'prompt token')}, {finished.completion_tokens} generated ({finished.reason}), "

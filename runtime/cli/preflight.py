@@ -1,5 +1,5 @@
-"""What can be told before any process starts: whether a model can be run (`zrt check`), what goes
-where (`zrt plan`), and for `zrt up` both."""
+"""Checks before any process starts: whether a model can be run (`zrt check`), what goes where (`zrt
+plan`), and for `zrt up` both."""
 
 import errno
 import socket
@@ -31,12 +31,12 @@ from zrt.runtime.process.load_bars import Bars
 from zrt.runtime.process.terminal import say
 
 WIDE: Final = 1000
-"""Columns of a table that goes to a file or a pipe: nothing is cut."""
+"""Columns of a table that goes to a file or a pipe: so many that nothing is cut."""
 
 
 def prepare(conf: Conf) -> None:
-    """Fetch the model, and refuse what cannot be run here, before any process starts. Memory comes
-    first: weights are large.
+    """Fetch the model, and refuse what cannot be run here, before any process starts. Memory is
+    checked first: weights are large.
 
     ZrtError bad_model, unsupported, bad_config, insufficient_memory.
     """
@@ -51,8 +51,8 @@ def prepare(conf: Conf) -> None:
 
 
 def taken_by_ours(listen: str) -> ZrtError | None:
-    """Return `bad_config` if another cluster of this machine listens there. A port that a stranger
-    holds is for the process that binds it to tell."""
+    """Return `bad_config` if another cluster of this machine listens at `listen`. A port that
+    another program holds is reported by the process that binds it."""
     host, port = endpoint(listen)
     if not port or not _taken(host, port):
         return None
@@ -60,7 +60,8 @@ def taken_by_ours(listen: str) -> ZrtError | None:
     holder = next((note for note in known if note.endpoint.endswith(f":{port}")), None)
     if holder is None:
         return None
-    which = "" if holder == known[0] else f" --connect {holder.endpoint}"  # without it the last one started is meant
+    # Without --connect the last cluster started is meant.
+    which = "" if holder == known[0] else f" --connect {holder.endpoint}"
     return ZrtError(
         "bad_config",
         f"the cluster {holder.name} already runs at {holder.endpoint} (`zrt status{which}`): `zrt down{which}` ends it, "
@@ -79,11 +80,11 @@ def _taken(host: str, port: int) -> bool:
 
 
 def check(ref: str, *, json: bool, tp: int, trial: Callable[[int], ZrtError | None]) -> int:
-    """Say what the model called `ref` is and all that keeps it from being run: the exit status.
-    ZrtError bad_model: there is none.
+    """Report on the model called `ref`, with all that keeps it from being run, and return the exit
+    status. ZrtError bad_model: there is no such model.
 
-    With `tp` over 1, tell all that keeps the model from being run by so many ranks; `trial` then
-    forms such a group, and returns what went wrong.
+    With `tp` over 1, report also all that keeps the model from being run by so many ranks; `trial`
+    then forms such a group, and returns what went wrong.
     """
     folder = _fetch(ref)
     report = inspect(folder)
@@ -113,8 +114,8 @@ def _check_ranks(folder: Path, report: Report, tp: int, trial: Callable[[int], Z
 
 
 def plan(conf: Conf, *, json: bool) -> int:
-    """Show which stage gets which blocks and what memory that takes: the exit status. ZrtError
-    bad_model, unsupported, bad_config."""
+    """Show which stage gets which blocks and what memory that takes, and return the exit status.
+    ZrtError bad_model, unsupported, bad_config."""
     folder = _fetch(conf.model.ref, weights=False)
     spec = read_spec(folder)
     _say_context(conf, spec)
@@ -161,7 +162,7 @@ def _refuse(error: ZrtError | None) -> None:
 
 
 def _described(report: Report) -> list[str]:
-    """Return a report in lines; its problems are for stderr."""
+    """Return a report in lines, without its problems, which go to stderr."""
     lines = [report.model]
     if report.family is not None:
         lines[0] += f": {report.family}, {counted(report.blocks or 0, 'block')}, {report.parameters:,} parameters"
@@ -237,8 +238,8 @@ def _print_plan(conf: Conf, spec: ModelSpec, found: Needs, gpus: tuple[GpuNeeds,
 
 
 def _sums(found: Needs, gpus: tuple[GpuNeeds, ...]) -> list[str]:
-    """Return lines about the machine's memory, then each GPU's, then what of the table is in
-    neither."""
+    """Return lines about the machine's memory, then each GPU's, then the memory of each stage that
+    layer workers may take over."""
     others = {"the coordinator": 1, "spares": found.spares_bytes, "layer workers": found.workers_bytes}
     names = " and ".join(name for name, size in others.items() if size)
     outside = "; weights and KV on GPUs are not in it" if gpus else ""

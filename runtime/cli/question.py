@@ -1,4 +1,4 @@
-"""One generation as the command line words it."""
+"""One generation as the command line describes it."""
 
 import argparse
 import sys
@@ -12,8 +12,8 @@ from zrt.runtime.errors import ZrtError
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, and how it is to be answered; `sampling` holds the options that were given, as
-    keywords of Client.generate."""
+    """A prompt, and how it is to be answered; `sampling` holds the given options, as keywords of
+    Client.generate."""
 
     prompt: str | None = None
     token_ids: list[int] | None = None
@@ -23,7 +23,7 @@ class Question:
 
 
 def add_question_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take all of a question but its prompt, which is a word of its own for each command."""
+    """Add the arguments of a question except its prompt, which every command adds itself."""
     add_sampling_arguments(parser)
     parser.add_argument("--raw", action="store_true", help="send the prompt as it is, without the chat template")
     parser.add_argument("--token-ids", type=argument_types.ids, metavar="1,2,3", help="token ids in place of a prompt")
@@ -31,7 +31,8 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_question(arguments: argparse.Namespace) -> Question:
-    """Return what is asked; the prompt `-` is read from standard input. ZrtError bad_config."""
+    """Return the question in the arguments; the prompt `-` is read from standard input. ZrtError
+    bad_config."""
     prompt = arguments.prompt
     if (prompt is None) == (arguments.token_ids is None):
         raise ZrtError("bad_config", "give either a prompt or --token-ids")
@@ -49,7 +50,7 @@ def read_question(arguments: argparse.Namespace) -> Question:
 
 
 def _standard_input() -> str:
-    """Return all of standard input, less the end of its last line, as a shell hands on what a
+    """Return all of standard input, without the final line break, as a shell hands on what a
     command prints."""
     try:
         return sys.stdin.buffer.read().decode().removesuffix("\n")

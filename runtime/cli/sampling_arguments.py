@@ -1,4 +1,4 @@
-"""The options of a generation as words of the command line, made from the table in
+"""Command-line arguments for the options of a generation, made from the table in
 messages/sampling.py."""
 
 import argparse
@@ -14,19 +14,19 @@ from zrt.runtime.messages.sampling import SAMPLING_OPTIONS, SamplingOption
 
 _NO_LIMITS: Final = Meta()
 _TELLING: Final = 1000
-"""The largest limit that `--help` tells: higher ones are those of a number's size."""
+"""The largest limit that `--help` shows: higher limits come from the size of a number alone."""
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:
-    """Take the options of a generation, but for those called `without`."""
+    """Add the arguments for the options of a generation, except those called `without`."""
     for option in SAMPLING_OPTIONS:
         if option.name not in without:
             parser.add_argument(option.flag, dest=option.name, help=_help(option), **_settings(option))
 
 
 def given_sampling(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that were given, as keywords of Client.generate. ZrtError bad_config: one
-    was given too often."""
+    """Return the given options, as keywords of Client.generate. ZrtError bad_config: an option was
+    given too often."""
     given: dict[str, Any] = {}
     for option in SAMPLING_OPTIONS:
         value = getattr(arguments, option.name, None)
@@ -48,7 +48,7 @@ def _collected(option: SamplingOption, value: Any) -> Any:
 
 
 def _settings(option: SamplingOption) -> dict[str, Any]:
-    """Return what argparse is told of an option besides its name and its help."""
+    """Return an option's settings for argparse besides its name and its help."""
     kind, _ = _unwrapped(option.type)
     if kind is bool:
         return {"action": "store_true", "default": None}
@@ -59,7 +59,7 @@ def _settings(option: SamplingOption) -> dict[str, Any]:
 
 
 def _reader(annotated: Any) -> Callable[[str], Any]:
-    """Return what argparse calls the type of a value, or of one item of several."""
+    """Return the argparse type of a value, or of one item of several."""
     kind, limits = _unwrapped(annotated)
     if kind is int:
         return partial(argument_types.whole, least=limits.ge or 0, most=limits.le)
@@ -74,7 +74,7 @@ def _reader(annotated: Any) -> Callable[[str], Any]:
 
 
 def _help(option: SamplingOption) -> str:
-    """Return what `--help` says: the row's text, with the range and the default."""
+    """Return an option's help: the text of its row, with the range and the default."""
     kind, _ = _unwrapped(option.type)
     notes = [_range(option.type)]
     if get_origin(kind) in (list, dict):

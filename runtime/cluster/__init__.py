@@ -5,13 +5,13 @@ In reading order:
 
 - file_schema.py: the tables and keys of a cluster file, with defaults
 - toml_tables.py: TOML tables as Structs, with every mistake collected
-- file_checks.py: what no value has wrong by itself
+- file_checks.py: mistakes that no value shows by itself
 - file_loader.py: reads a cluster file; overrides from the command line
 - partition.py: which stage holds which blocks
 - seats.py: the block servers of a plan, and how a stage is cut in two
 - memory.py: what a cluster asks of memory, against what there is
-- gpu_memory.py: likewise for each GPU of this machine
-- layer_sharing.py: who of a block server and its workers computes what
+- gpu_memory.py: what a cluster asks of each GPU of this machine, against what it has
+- layer_sharing.py: which blocks a block server and its layer workers compute
 
 May import: runtime/models/, messages/ and the files of runtime/ itself. Pure: no torch, no zmq, no
 asyncio.

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster file that no value of it has by itself, before the model is known.
+"""Checks for mistakes in a cluster file that no value shows by itself, before the model is known.
 Pure."""
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from zrt.runtime.cluster.toml_tables import Read
 from zrt.runtime.endpoints import endpoint, is_loopback, port_unknown
 
 Stages = Mapping[int, Read[Stage]]
-"""By their number, from 1 on; those that are no tables are left out."""
+"""Stages by their number, from 1 on; stages that are no tables are left out."""
 
 
 def contradictions(
@@ -18,8 +18,8 @@ def contradictions(
     stages: Sequence[Read[Stage] | None],
     workers: Sequence[Read[Worker] | None] | None,
 ) -> list[str]:
-    """Return a line each. What is None, and what rests on a key that could not be read, is not
-    judged."""
+    """Return the contradictions in a cluster file, a line each. A table that is None, and all that
+    depends on a key that could not be read, is not checked."""
     numbered = {number: stage for number, stage in enumerate(stages, 1) if stage is not None}
     wrong = _open("cluster", cluster, cluster) + _open("metrics", metrics, cluster) + _advertises(cluster)
     wrong += misfits({number: stage.table.blocks for number, stage in numbered.items() if stage.has("blocks")})
@@ -31,7 +31,7 @@ def contradictions(
 
 
 def outside(number: int, stage: Stage, blocks: Blocks) -> list[str]:
-    """Return what a stage lends, but has not."""
+    """Return a line for each run of blocks that a stage lends but does not hold."""
     return [
         f"[[stage]] {number} lend: blocks {lend.blocks} of {lend.worker} are not within the stage's {blocks}"
         for lend in stage.lend
@@ -76,7 +76,7 @@ def _memories(stages: Stages) -> list[str]:
 
 
 def _lends(stages: Stages) -> list[str]:
-    """Return what is wrong with what each stage lends."""
+    """Return a line for each mistake in what the stages lend."""
     wrong = []
     for number, read in stages.items():
         stage, at = read.table, f"[[stage]] {number} lend"
@@ -97,8 +97,8 @@ def _lends(stages: Stages) -> list[str]:
 
 
 def _workers(stages: Stages, names: Sequence[str], *, sure: bool) -> list[str]:
-    """Who is lent to and is not there, and who is there for nothing; the latter if it is `sure`
-    that these are all stages."""
+    """Return a line for each worker that a stage lends to and that is not in the file, and for each
+    worker that nothing is lent to; the latter only if it is `sure` that these are all stages."""
     several = sorted({name for name in names if names.count(name) > 1})
     names = list(dict.fromkeys(names))
     wrong = [

@@ -1,4 +1,5 @@
-"""Reads cluster files. Every mistake is named, with the valid values, before anything starts."""
+"""Reader of cluster files. Every mistake is named, with the valid values, before anything
+starts."""
 
 import tomllib
 from collections.abc import Callable
@@ -30,8 +31,8 @@ from zrt.runtime.errors import ZrtError
 
 
 def load(path: Path | None = None) -> Conf:
-    """Read a cluster file, by default the packaged conf/local.toml. Errors: bad_config, a line for
-    each mistake."""
+    """Return the cluster file at `path`, by default the packaged conf/local.toml. Errors:
+    bad_config, a line for each mistake."""
     where = "conf/local.toml" if path is None else str(path)
     try:
         source = resources.files("zrt.conf").joinpath("local.toml") if path is None else path
@@ -48,7 +49,7 @@ def parse(text: str, where: str) -> Conf:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ZrtError("bad_config", f"this is no TOML: {error}", where) from error
+        raise ZrtError("bad_config", f"this is not TOML: {error}", where) from error
     mistakes = unknown(tables, [*_TABLES, "stage", "worker"], "table")
     read: dict[str, Any] = {
         name: read_table(kind, tables.get(name, {}), f"[{name}]", _READERS, mistakes)
@@ -83,11 +84,14 @@ def override(
     advertise: str | None = None,
     insecure: bool = False,
 ) -> Conf:
-    """Return the conf with what the command line says instead. `tp` is that of every stage;
-    `stages` replaces the stage list by so many planned ones, with the settings that the stages of
-    the file have in common. Errors: bad_config, where they have not, or `listen` is no endpoint or
-    is open to others without `insecure`, here or in the file, or `advertise` is nothing that could
-    be reached."""
+    """Return the conf with the command line's values in place of the file's. `tp` is that of every
+    stage; `stages` replaces the stage list by so many planned stages, with the settings that the
+    stages of the file have in common.
+
+    Errors: bad_config, if the file's stages differ in their settings, if `listen` is no endpoint or
+    is open to others without `insecure`, here or in the file, or if `advertise` is no address that
+    could be reached.
+    """
     conf = msgspec.structs.replace(conf, cluster=_reached(conf.cluster, listen, advertise, insecure))
     if model is not None:
         if not model:
@@ -115,7 +119,8 @@ def override(
 
 
 def _reached(cluster: ClusterSettings, listen: str | None, advertise: str | None, insecure: bool) -> ClusterSettings:
-    """With what the command line says of where it is reached. ZrtError bad_config."""
+    """Return the table with the command line's values of where the cluster is reached. ZrtError
+    bad_config: a value is wrong."""
     for option, text, reader in (("--listen", listen, endpoint), ("--advertise", advertise, advertised)):
         try:
             if text is not None:

@@ -1,4 +1,4 @@
-"""What a cluster file asks of the memory of this machine's GPUs, against what they have."""
+"""The memory that a cluster file asks of this machine's GPUs, against what they have."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,8 +10,8 @@ from zrt.runtime.errors import ZrtError
 
 
 class GpuNeeds(msgspec.Struct, frozen=True):
-    """Bytes of weights and KV on one GPU, none where only spares are on it; `free_bytes` of
-    `total_bytes` are free. Where there is no such GPU, `fault` says so and these are 0."""
+    """Bytes of weights and KV on one GPU, 0 where only spares are on it; `free_bytes` of
+    `total_bytes` are free. Where there is no such GPU, `fault` says so and both are 0."""
 
     device: str
     needed_bytes: int
@@ -21,8 +21,8 @@ class GpuNeeds(msgspec.Struct, frozen=True):
 
 
 def gpu_needs(conf: Conf, found: Needs, memory: Callable[[str], tuple[int, int]]) -> tuple[GpuNeeds, ...]:
-    """Return each GPU that the processes of `zrt up` are on; `memory` is free and in all, of a
-    device. It may raise ZrtError unsupported."""
+    """Return the needs of each GPU that the processes of `zrt up` are on; `memory` returns the free
+    and the total bytes of a device, and may raise ZrtError unsupported."""
     needed: dict[str, int] = {}
     for device, size in _held(conf, found):
         if device != "cpu":
@@ -31,8 +31,8 @@ def gpu_needs(conf: Conf, found: Needs, memory: Callable[[str], tuple[int, int]]
 
 
 def gpu_shortage(gpus: tuple[GpuNeeds, ...]) -> ZrtError | None:
-    """`unsupported` where a GPU is not there, `insufficient_vram` where it has too little free; a
-    line for each. None: all fits."""
+    """Return `unsupported` where a GPU is not there, `insufficient_vram` where a GPU has too little
+    free memory, with a line for each; None if all fits."""
     missing = [gpu.fault for gpu in gpus if gpu.fault]
     short = [
         f"{gpu.device}: {in_words(gpu.needed_bytes)} are needed for weights and KV, and {in_words(gpu.free_bytes)} of "
@@ -53,7 +53,7 @@ def _against(device: str, needed: int, memory: Callable[[str], tuple[int, int]])
 
 
 def _held(conf: Conf, found: Needs) -> Iterator[tuple[str, int]]:
-    """Devices, and bytes of weights and KV there."""
+    """Yield devices, each with bytes of weights and KV on it."""
     for stage, planned in zip(conf.stages, found.stages, strict=True):
         own = planned.weight_bytes + planned.kv_bytes - planned.lendable_bytes
         for lent in planned.lent:

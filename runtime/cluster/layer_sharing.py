@@ -1,8 +1,8 @@
-"""Who of a block server and its layer workers computes which blocks. Pure: numbers in, runs of
+"""The sharing of blocks between a block server and its layer workers. Pure: numbers in, runs of
 blocks out.
 
 Blocks run one after the other, and each worker is one hop more, so that runs are as long as can be.
-Everybody takes blocks in proportion to their measured speed, at most as many as their memory holds;
+Every holder takes blocks in proportion to its measured speed, at most as many as its memory holds;
 what the workers have no room for stays with the block server. The reserves are Cake's.
 """
 
@@ -15,7 +15,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.members import Lend
 
 CUDA_RESERVE: Final = 768 << 20
-"""Bytes of a GPU's memory that are left alone, or this part of it, whichever is more:"""
+"""Bytes of a GPU's memory that are left alone; CUDA_SHARE of its memory, if that is more."""
 CUDA_SHARE: Final = 0.05
 CPU_SHARE: Final = 0.20
 """The part of a machine's memory that is left alone."""
@@ -23,8 +23,8 @@ CPU_SHARE: Final = 0.20
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Somebody who can hold `layers` blocks besides those that are pinned; one token takes
-    `layer_us` through each. The block server's own name is empty."""
+    """A block server or layer worker that can hold `layers` blocks besides the pinned ones; one
+    token takes `layer_us` through each block. The block server's own name is empty."""
 
     name: str
     layers: int
@@ -33,8 +33,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """`lends` in the order of their blocks; `lacking` blocks have no place, and then there are no
-    lends but the pinned ones."""
+    """Blocks that workers get: `lends` in the order of their blocks; `lacking` blocks have no
+    place, and then there are only the pinned lends."""
 
     lends: tuple[Lend, ...]
     lacking: int = 0
@@ -45,16 +45,16 @@ class LayerPlan:
 
 
 def usable(free: int, total: int, device: str, most: int = 0) -> int:
-    """Return bytes that layers may take of a device with `total` bytes, `free` of them free; at
-    most `most`, if it is not 0."""
+    """Return the bytes that layers may take of a device with `total` bytes, `free` of them free; at
+    most `most`, if that is not 0."""
     reserve = max(CUDA_RESERVE, int(total * CUDA_SHARE)) if device.startswith("cuda") else int(total * CPU_SHARE)
     room = free - reserve
     return max(0, min(room, most) if most else room)
 
 
 def plan_layers(first: int, last: int, pinned: Sequence[Lend], holders: Sequence[Holder]) -> LayerPlan:
-    """Blocks first..last: the pinned runs as they are, the others shared out over the holders in
-    their order, each one's together.
+    """Return the plan for blocks first..last: the pinned runs as they are, the others shared out
+    over the holders in their order, each holder's blocks together.
 
     ZrtError bad_config: pinned runs overlap, or are not within the stage.
     """
@@ -76,7 +76,8 @@ def plan_layers(first: int, last: int, pinned: Sequence[Lend], holders: Sequence
 
 
 def check_pins(first: int, last: int, pins: Sequence[Lend]) -> None:
-    """ZrtError bad_config unless these runs, ascending, are within first..last and apart."""
+    """Raise ZrtError bad_config unless these runs, ascending, are within first..last and do not
+    overlap."""
     before: Lend | None = None
     for lend in pins:
         if lend.first < first or lend.last > last or lend.first > lend.last:
@@ -90,9 +91,10 @@ def check_pins(first: int, last: int, pins: Sequence[Lend]) -> None:
 
 def shares(count: int, holders: Sequence[Holder]) -> list[int]:
     """Return how many of `count` blocks each holder gets: in proportion to its speed, at most what
-    it holds; fewer in all where they hold fewer.
+    it can hold; fewer in all where the holders have too little room.
 
-    By largest remainders among those with room, equal ones to the earlier holder.
+    Blocks are shared by largest remainders among the holders with room, equal remainders to the
+    earlier holder.
     """
     given = [0] * len(holders)
     left = count
@@ -118,7 +120,7 @@ def shares(count: int, holders: Sequence[Holder]) -> list[int]:
 
 
 def ranges(blocks: Sequence[int]) -> str:
-    """Ascending blocks for people: "0-4,7"."""
+    """Return ascending blocks for people: "0-4,7"."""
     parts: list[list[int]] = []
     for block in blocks:
         if parts and parts[-1][1] + 1 == block:

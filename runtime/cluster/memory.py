@@ -1,8 +1,8 @@
-"""What a cluster file asks of memory, stage by stage, against what there is. Pure: numbers in,
+"""The memory that a cluster file asks for, stage by stage, against what there is. Pure: numbers in,
 numbers and words out.
 
 A process takes its weights, its KV pool (in full, although its pages are touched only when sessions
-come) and what it is itself.
+come) and its own memory.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, block_bytes, shard
 from zrt.runtime.models.checkpoint.split import RankPart, kv_page_bytes, kv_pages, part_bytes
 
 BLOCK_SERVER_BYTES: Final = 448 << 20
-"""A block server besides weights, KV and activations: 350 MiB resident measured when blank (torch,
-and the compiler of the CPU kernels), 370 MiB at work, and more with more threads; the chunk it
-loads weights through is in it."""
+"""Bytes of a block server besides weights, KV and activations: 350 MiB resident measured when blank
+(torch, and the compiler of the CPU kernels), 370 MiB at work, and more with more threads; the chunk
+through which it loads weights is included."""
 COORDINATOR_BYTES: Final = 128 << 20
-"""80 MiB measured, and what a larger tokenizer takes."""
+"""Bytes of the coordinator: 80 MiB measured, and the room for a larger tokenizer."""
 
 
 class LentNeeds(msgspec.Struct, frozen=True):
-    """What a layer worker takes that blocks of a stage are pinned to; `joins`: of another machine's
-    memory. `device` is not known of such a one."""
+    """Needs of a layer worker with pinned blocks of a stage. With `joins` it takes another
+    machine's memory, and its `device` is not known."""
 
     worker: str
     blocks: str
@@ -45,16 +45,16 @@ class LentNeeds(msgspec.Struct, frozen=True):
 
     @property
     def host_bytes(self) -> int:
-        """Return bytes of this machine's memory."""
+        """Bytes of this machine's memory that the worker takes."""
         if self.joins:
             return 0
         return self.total_bytes if self.device == "cpu" else self.process_bytes
 
 
 class StageNeeds(msgspec.Struct, frozen=True):
-    """One stage of the plan. Bytes and KV tokens are those of each replica, its `tp` ranks
-    together, less those of the blocks it has `lent`; `own` are the blocks that it keeps, `memory`
-    is the most it may take, None without a limit."""
+    """Needs of one stage of the plan. Bytes and KV tokens are those of each replica, its `tp` ranks
+    together, less those of the blocks it has `lent`; `own` are the blocks that the stage keeps,
+    `memory` is the most it may take, None without a limit."""
 
     name: str
     blocks: Blocks
@@ -68,7 +68,7 @@ class StageNeeds(msgspec.Struct, frozen=True):
     memory: int | None
     tp: int = 1
     lendable_bytes: int = 0
-    """Of all these, what layer workers may hold in its place."""
+    """The part of the stage's bytes that layer workers may hold in its place."""
     own: str = ""
     lent: tuple[LentNeeds, ...] = ()
 
@@ -78,8 +78,8 @@ class StageNeeds(msgspec.Struct, frozen=True):
 
     @property
     def host_bytes(self) -> int:
-        """Return bytes of the machine's memory that it takes at least: another device has its own
-        for weights and KV."""
+        """Bytes of the machine's memory that the stage takes at least: a device other than the CPU
+        has its own memory for weights and KV."""
         return self.total_bytes - self.lendable_bytes if self.device == "cpu" else self.process_bytes
 
     def __str__(self) -> str:
@@ -87,10 +87,10 @@ class StageNeeds(msgspec.Struct, frozen=True):
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """A cluster's plan in bytes: all stages, and the machine that runs them. `kv_tokens` is the
-    room of the tightest stage; `spares_bytes` is what the spares take while they are blank, and for
-    weights and KV they have what the process leaves that they replace; `workers_bytes` is what the
-    layer workers of this machine take that nothing is pinned to, besides layers. `needed_bytes` is
+    """Needs of a cluster in bytes: all stages, and the machine that runs them. `kv_tokens` is the
+    room of the tightest stage; `spares_bytes` is what the spares take while they are blank (for
+    weights and KV they have the memory that the process they replace leaves); `workers_bytes` is
+    what this machine's layer workers without pinned blocks take, besides layers. `needed_bytes` is
     of this machine's memory, without that of its GPUs, and without what layer workers may hold in
     place of a stage that takes help."""
 
@@ -105,9 +105,9 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 def wishes(conf: Conf, spec: ModelSpec) -> list[Wish]:
-    """Return what the stages of a cluster file ask of the plan. Where they say how much memory they
-    may take, what it leaves for weights is both their weight and their room; else they are
-    equals."""
+    """Return what the stages of a cluster file ask of the plan. Where the stages say how much
+    memory they may take, what this leaves for weights is both their weight and their room; else all
+    stages are equal."""
     found = []
     for stage in conf.stages:
         if stage.memory is None:
@@ -174,20 +174,20 @@ def shortage(needs: Needs) -> ZrtError | None:
 
 
 def block_server_bytes(conf: Conf, spec: ModelSpec, first: int, last: int) -> int:
-    """Return what a block server takes in all that holds these blocks, with as many ranks as any
-    stage has."""
+    """Return the bytes that a block server with these blocks takes in all, with as many ranks as
+    any stage has."""
     processes = max(stage.tp for stage in conf.stages) * process_bytes(conf, spec)
     return shard_bytes(spec, first, last, format_of(conf.model.dtype)) + conf.kv.bytes + processes
 
 
 def process_bytes(conf: Conf, spec: ModelSpec) -> int:
-    """Return what a block server takes beside weights and KV: itself, and the activations of its
-    largest turn."""
+    """Return the bytes that a block server takes besides weights and KV: itself, and the
+    activations of its largest turn."""
     return BLOCK_SERVER_BYTES + turn_bytes(spec, conf.model.dtype, conf.chunk, conf.limits.sessions)
 
 
 def turn_bytes(spec: ModelSpec, dtype: str, chunk: int, sessions: int) -> int:
-    """Return the activations of the largest turn."""
+    """Return the bytes of the activations of the largest turn."""
     width = 3 * spec.hidden_size + 3 * spec.num_heads * spec.head_dim + 2 * spec.intermediate_size
     return (chunk + sessions) * width * item_bytes(dtype)
 
@@ -203,7 +203,8 @@ def in_words(count: int) -> str:
 
 
 def _ways_out(takers: Sequence[StageNeeds | LentNeeds]) -> str:
-    """Return what makes them take less of their memory: none that does nothing for any of them."""
+    """Return the ways to make `takers` take less of their memory, without those that would do
+    nothing for any of them."""
     stages = [taker for taker in takers if isinstance(taker, StageNeeds)]
     ways = ["take a smaller dtype or model"]
     if any(taker.kv_bytes for taker in takers if not (isinstance(taker, StageNeeds) and taker.lendable_bytes)):

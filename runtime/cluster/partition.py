@@ -1,4 +1,4 @@
-"""Which stage holds which blocks. Pure: numbers in, block ranges out."""
+"""The partition of a model: which stage holds which blocks. Pure: numbers in, block ranges out."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Blocks(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "Blocks":
-        """Read "0-14", or "7" for one block. Raises ValueError."""
+        """Return the blocks in "0-14", or "7" for one block. Raises ValueError."""
         match = _RANGE.fullmatch(text)
         if match is None:
             raise ValueError(f'{text!r} is no block range; write FIRST-LAST, both included, such as "0-14"')
@@ -33,7 +33,7 @@ class Blocks(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> range:
-        """Each of them."""
+        """Every block of the range."""
         return range(self.first, self.last + 1)
 
     def __len__(self) -> int:
@@ -44,10 +44,10 @@ class Blocks(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What is asked for one stage: the blocks it is pinned to, else its weight beside the other
-    planned ones.
+    """What is asked for one stage: the blocks it is pinned to, else its weight relative to the
+    other planned stages.
 
-    `room` is the bytes it can hold; None is any number.
+    `room` is the bytes that the stage can hold; None is any number.
     """
 
     blocks: Blocks | None = None
@@ -60,11 +60,11 @@ def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stag
     exactly once.
 
     `block_bytes` holds the size of each block. The first stage also carries the embedding, the last
-    one norm and head. Pinned ranges stand as they are. Each run of planned stages shares the blocks
+    one norm and head. Pinned ranges stay as they are. Each run of planned stages shares the blocks
     between its pinned neighbours, so that bytes come as near to the weights as whole blocks allow
     (for equal blocks: the method of largest remainders, equal remainders to the earlier stage).
-    Before that, as few bytes as can be are beyond what the stages have room for: there are none if
-    there is any such plan. Errors: bad_config, a line for each mistake.
+    Above all, as few bytes as possible exceed the stages' rooms: none, if there is any such plan.
+    Errors: bad_config, a line for each mistake.
     """
     count = len(block_bytes)
     if not stages:
@@ -94,12 +94,15 @@ def plan(block_bytes: Sequence[int], embedding_bytes: int, head_bytes: int, stag
 
 
 def misfits(stages: Mapping[int, Blocks | None], count: int | None = None) -> list[str]:
-    """Return what no plan can mend, a line each: of stages by their number, from 1 on, with the
-    blocks they are pinned to or None where those are to be planned; for a model of `count` blocks,
-    or before that is known. What follows on a number that is left out is not judged."""
+    """Return what no plan can mend, a line each.
+
+    `stages` are by their number, from 1 on, with the blocks they are pinned to or None where those
+    are to be planned; `count` is the model's number of blocks, None before it is known. What
+    depends on a number that is left out is not checked.
+    """
     wrong = []
-    far: tuple[int, Blocks] | None = None  # of the pinned ones so far, that which reaches furthest
-    free: int | None = 0  # planned stages since the last pinned one; None: not known
+    far: tuple[int, Blocks] | None = None  # the pinned stage so far whose blocks reach furthest
+    free: int | None = 0  # planned stages since the last pinned stage; None: not known
     last = 0
     for number, blocks in stages.items():
         if number > last + 1:
@@ -138,7 +141,7 @@ def _between(at: str, start: int, end: int, free: int | None, place: str) -> lis
 
 def _share(block_bytes: Sequence[int], fixed: Sequence[int], wishes: Sequence[Wish]) -> list[int]:
     """Return how many of the blocks each stage gets: of the cuts that exceed the rooms least, the
-    one that has the least squared distance from the targets. `fixed` are the bytes that each stage
+    one with the least squared distance from the targets. `fixed` are the bytes that each stage
     holds besides blocks."""
     weights = [wish.weight for wish in wishes]
     targets = _targets(sum(block_bytes), sum(block_bytes) / len(block_bytes), fixed, weights)
@@ -147,7 +150,7 @@ def _share(block_bytes: Sequence[int], fixed: Sequence[int], wishes: Sequence[Wi
         ends.append(ends[-1] + size)
     count, stages = len(block_bytes), len(targets)
     # best[n]: the least cost (excess, distance) of n blocks on the stages so far, and their sizes.
-    # Of equal costs the one found first stays: fewer blocks for the later stage
+    # Of equal costs the first found stays: fewer blocks for the later stage
     best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [])}
     for stage, (target, wish) in enumerate(zip(targets, wishes, strict=True)):
         reached: dict[int, tuple[tuple[int, int], list[int]]] = {}
@@ -166,8 +169,8 @@ def _share(block_bytes: Sequence[int], fixed: Sequence[int], wishes: Sequence[Wi
 
 
 def _targets(total: int, block: float, fixed: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Return bytes of blocks for each stage so that, with its fixed bytes, it holds its weight's
-    part of all.
+    """Return bytes of blocks for each stage so that, with its fixed bytes, the stage holds its
+    weight's part of all bytes.
 
     A stage whose fixed bytes alone leave less than one block gets one, and the others share the
     rest.

@@ -1,5 +1,5 @@
-"""The seats of a plan: which block servers hold which blocks, by whose name, and how a stage is cut
-in two. Pure."""
+"""The seats of a plan: which block servers, by name, hold which blocks, and how a stage is cut in
+two. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +19,8 @@ from zrt.runtime.models.checkpoint.split import check_split
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A place in the plan: replica `replica` of stage `stage`, for blocks first..last, usually
-    taken by the actor called `name`, with `tp` ranks. What it lends is within; `helped`: it may
-    lend more, to workers that join."""
+    taken by the actor called `name`, with `tp` ranks. The blocks of `lend` are within first..last;
+    with `helped` the seat may lend more, to workers that join."""
 
     name: str
     stage: int
@@ -34,23 +34,24 @@ class Seat:
 
     @property
     def lends(self) -> bool:
-        """Whether its block server may have layer workers."""
+        """Whether the seat's block server may have layer workers."""
         return bool(self.lend) or self.helped
 
 
 def seat_name(stage: int, replica: int, replicas: int) -> str:
-    """Return a stage's only replica is called `stage0`, several are `stage0.0`, `stage0.1`."""
+    """Return a replica's name: a stage's only replica is called `stage0`, several are `stage0.0`,
+    `stage0.1`."""
     return f"stage{stage}" if replicas == 1 else f"stage{stage}.{replica}"
 
 
 def spare_names(conf: Conf) -> list[str]:
-    """Return the blank block servers of a cluster file: `spare0`, `spare1`."""
+    """Return the names of a cluster file's blank block servers: `spare0`, `spare1`."""
     return [f"spare{number}" for number in range(conf.spares.count)]
 
 
 def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
     """Return which blocks of the model each stage of the cluster file gets. ZrtError bad_config: a
-    line for each thing that does not fit the model."""
+    line for each setting that does not fit the model."""
     weights = format_of(conf.model.dtype)
     wrong = []
     of_tp: dict[int, list[int]] = {}
@@ -79,12 +80,12 @@ def stage_ranges(conf: Conf, spec: ModelSpec) -> list[Blocks]:
 
 
 def lends(conf: Conf, stage: int) -> tuple[Lend, ...]:
-    """Return what a stage of the cluster file lends."""
+    """Return the runs of blocks that a stage of the cluster file lends."""
     return tuple(Lend(lend.worker, lend.blocks.first, lend.blocks.last) for lend in conf.stages[stage].lend)
 
 
 def seats(ranges: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Seat]:
-    """Return one seat a replica, in pipeline order."""
+    """Return one seat per replica, in pipeline order."""
     return [
         Seat(seat_name(stage, replica, count), stage, replica, first, last)
         for stage, ((first, last), count) in enumerate(zip(ranges, replicas, strict=True))
@@ -93,8 +94,8 @@ def seats(ranges: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Se
 
 
 def cut_stage(seat: Seat, stage: int, cut: int) -> list[Seat]:
-    """Return what becomes of a seat when `stage` is cut before block `cut`: one of that stage
-    becomes two, those behind it move on by one."""
+    """Return the seats that replace a seat when `stage` is cut before block `cut`: a seat of that
+    stage becomes two, seats of later stages move on by one."""
     if seat.stage < stage:
         return [seat]
     if seat.stage > stage:

@@ -11,7 +11,8 @@ import msgspec
 import msgspec.inspect
 
 Readers = Mapping[str, Callable[[object], Any]]
-"""How the values of some keys are read; those of others by their type. They raise ValueError."""
+"""Readers for the values of some keys; values of other keys are read by their type. A reader raises
+ValueError."""
 
 _UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE: Final = 'bytes or a text such as "1GiB"'
@@ -21,20 +22,21 @@ _V = TypeVar("_V")
 
 @dataclass(frozen=True, slots=True)
 class Read(Generic[_T]):
-    """A table as it was read. The keys in `misread` are said, but not so that they could be read:
-    they have their defaults here."""
+    """A table as it was read. The keys in `misread` are in the file, but could not be read: in
+    `table` they have their defaults."""
 
     table: _T
     misread: frozenset[str] = frozenset()
 
     def has(self, *names: str) -> bool:
-        """Return whether these are what the file says, or rightly leaves out."""
+        """Return whether none of these keys is misread: the file has it, or rightly leaves it
+        out."""
         return self.misread.isdisjoint(names)
 
 
 def read_table(kind: type[_T], table: object, at: str, readers: Readers, mistakes: list[str]) -> Read[_T] | None:
-    """`table` as `kind`, with what is wrong in it added to `mistakes`: None if it is no table, or a
-    required key is not read."""
+    """Return `table` as `kind`, and add what is wrong in it to `mistakes`. None: `table` is no
+    table, or a required key could not be read."""
     if not isinstance(table, dict):
         mistakes.append(f"{at} must be a table, not {shown(table)}")
         return None
@@ -63,7 +65,7 @@ def read_table(kind: type[_T], table: object, at: str, readers: Readers, mistake
 def read_tables(
     kind: type[_T], tables: object, at: str, readers: Readers, mistakes: list[str]
 ) -> list[Read[_T] | None] | None:
-    """Return a list of tables, each as `read_table` reads it. None: it is no list."""
+    """Return a list of tables, each as `read_table` returns it. None: `tables` is no list."""
     if not isinstance(tables, list):
         mistakes.append(f"{at} must be a list of tables, not {shown(tables)}")
         return None
@@ -71,7 +73,8 @@ def read_tables(
 
 
 def unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[str]:
-    """Return a mistake for each name that is not valid, with the one that may have been meant."""
+    """Return a mistake for each name that is not valid, with the valid name that may have been
+    meant."""
     mistakes = []
     for name in table:
         if name not in valid:
@@ -82,12 +85,12 @@ def unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[st
 
 
 def _near(name: str, valid: list[str]) -> str:
-    """Return the name that may have been meant; empty if none is near."""
+    """Return the valid name that may have been meant; empty if none is near."""
     return next(iter(difflib.get_close_matches(name, valid, n=1)), "")
 
 
 def read_as(kind: type[_V], value: object, expected: str) -> _V:
-    """`value`, if it is of this type. Raises ValueError, which says what was `expected`."""
+    """Return `value` if it is of type `kind`. Raises ValueError, which says what was `expected`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -95,7 +98,7 @@ def read_as(kind: type[_V], value: object, expected: str) -> _V:
 
 
 def shown(value: object) -> str:
-    """Return a value about as the file has it."""
+    """Return a value roughly as it is written in the file."""
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
@@ -109,7 +112,7 @@ def _reader(kind: Any) -> Callable[[object], Any]:
 
 
 def _in_words(kind: msgspec.inspect.Type) -> str:
-    """Return what values of a type look like in a file."""
+    """Return what values of a type look like in a file, in words."""
     match kind:
         case msgspec.inspect.UnionType(types):  # a key that has no default is left out, not null
             return " or ".join(_in_words(each) for each in types if not isinstance(each, msgspec.inspect.NoneType))
@@ -129,7 +132,7 @@ def _in_words(kind: msgspec.inspect.Type) -> str:
 
 
 def size(value: object) -> int:
-    """Return bytes of an int or of a text such as "1GiB" or "1.5 GiB". Raises ValueError."""
+    """Return the bytes in an int or in a text such as "1GiB" or "1.5 GiB". Raises ValueError."""
     match read_as(int | str, value, _SIZE):  # type: ignore[arg-type]
         case int(count):
             pass

@@ -30,17 +30,17 @@ In reading order:
 - sessions.py: sessions on a route: open, credit, close, sampled, filled, failed
 - members.py: processes: register, beat, assign, states, ends
 - stats.py: what a process says of its work in each beat
-- sampling.py: how a token is picked
-- prompt.py: how a client's requests begin, and the prompt of a generation
-- client.py: what clients say and hear
+- sampling.py: the options of a generation, and log-probabilities
+- prompt.py: the base of a client's requests, and the prompt of a generation
+- client.py: a client's requests and events
 - cluster.py: what clients are told of processes, sessions and events
 - ranks.py: helexa's messages: a leader and its TP ranks
 - layers.py: Cake's messages: a master and its layer workers
 
 May import: msgspec, and nothing of zrt.
 
-How tokens are picked, in `Generate` as in `Open`, and log-probabilities are spelled out in
-sampling.py; the prompt of a `Generate` is in prompt.py.
+The sampling options of `Generate` and `Open`, and log-probabilities, are in sampling.py; the prompt
+of a `Generate` is in prompt.py.
 
 Every multipart between zrt actors starts with the header frame (header.py); a single frame is a
 bare documented message.

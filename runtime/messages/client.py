@@ -6,12 +6,14 @@ send one request, read events. Every request carries an `id` of the client's cho
 64 characters, unique among its open requests) and every event repeats it. A map's `type` is the
 class name in snake_case:
 
-    {"type": "generate", "id": "1", "prompt": "Why is the sky blue?", "max_tokens": 64} -> {"type":
-    "accepted", "id": "1", "session": 123, "seed": 42, "prompt_tokens": 36, "resume": "5f1c…",
-    "lease_s": 10.0} -> {"type": "progress", "id": "1", "phase": "prefill", "done": 36, "total": 36}
-    -> {"type": "piece", "id": "1", "index": 0, "text": "The", "token_ids": [504]} -> ... ->
-    {"type": "finished", "id": "1", "reason": "stop", "prompt_tokens": 36, "completion_tokens": 12,
-    ...}
+       {"type": "generate", "id": "1", "prompt": "Why is the sky blue?", "max_tokens": 64}
+    -> {"type": "accepted", "id": "1", "session": 123, "seed": 42, "prompt_tokens": 36,
+        "resume": "5f1c…", "lease_s": 10.0}
+    -> {"type": "progress", "id": "1", "phase": "prefill", "done": 36, "total": 36}
+    -> {"type": "piece", "id": "1", "index": 0, "text": "The", "token_ids": [504]}
+    -> ...
+    -> {"type": "finished", "id": "1", "reason": "stop", "prompt_tokens": 36,
+        "completion_tokens": 12, ...}
 
 A request that fails ends with one `error` event. Absent fields take the defaults below, in events
 as well; unknown fields of a request are refused. With `n` > 1 a request has n answers, told apart
@@ -37,7 +39,7 @@ Phase = Literal["queued", "prefill", "decoding", "waiting", "preempted", "parked
 
 
 class Event(Struct, tag_field="type", tag=snake, kw_only=True):
-    """Base of what a client hears."""
+    """Base of the events that a client hears."""
 
     id: Id
 
@@ -46,28 +48,28 @@ class Event(Struct, tag_field="type", tag=snake, kw_only=True):
 
 
 class Generate(SamplingRequest):
-    """Start a generation: the prompt's fields stand in prompt.py (PromptRequest), those of its
-    options in sampling.py (SamplingRequest).
+    """Request to start a generation: prompt.py (PromptRequest) has the fields of the prompt,
+    sampling.py (SamplingRequest) those of the options.
 
     Session ids are numbers here; for people they are written as 16 hexadecimal digits.
     """
 
 
 class Resume(Request):
-    """Go on with a session over this connection, whichever it began on; its events have this `id`
-    from now on.
+    """Request to continue a session over this connection, whichever connection it began on; the
+    session's events have this `id` from now on.
 
-    `resume` is what its `accepted` said. `index` is how many of its tokens have been heard (the
-    last piece's `index` and the length of its `token_ids`), `chars` how many characters (Unicode
-    code points) of its text: what follows them is told again, once. Answered by `accepted` as
-    before, then a `piece` with what is lacking, then as if nothing had happened; the sessions of
-    one request may share an `id`.
+    `resume` is what the session's `accepted` said. `index` is how many of its tokens have been
+    heard (the last piece's `index` plus the length of its `token_ids`), `chars` how many characters
+    (Unicode code points) of its text: what follows them is sent again, once. Answered by `accepted`
+    as before, then a `piece` with what is lacking, then the usual events; the sessions of one
+    request may share an `id`.
 
-    Errors: resume_expired, the client was away for longer than the lease, or the session had ended
-    longer ago than that; coordinator_lost, the coordinator that ran it is gone, and the session
-    with it: send prompt and answer so far as `token_ids` of a new `generate`, with the same seed;
-    unauthorized, `resume` is not that session's; bad_request, more tokens or characters than there
-    are.
+    Errors: resume_expired (the client was away for longer than the lease, or the session ended
+    longer ago than that); coordinator_lost (the coordinator that ran the session is gone, and the
+    session with it: send the prompt and the answer so far as `token_ids` of a new `generate`, with
+    the same seed); unauthorized (`resume` is not that session's); bad_request (more tokens or
+    characters than there are).
     """
 
     session: U64
@@ -77,10 +79,11 @@ class Resume(Request):
 
 
 class Cancel(Request):
-    """Stop a session, by its id, or all sessions of this client's own `generate`, by the `id` of
-    that; exactly one is given.
+    """Request to stop one session, by its id, or all sessions of one of this client's `generate`
+    requests, by the request's `id`; exactly one of the two is given.
 
-    Each ends with `finished`, reason `cancelled`. Answered by `ok`, or `error` unknown_session.
+    Each session ends with `finished`, reason `cancelled`. Answered by `ok`, or `error`
+    unknown_session.
     """
 
     session: int | None = None
@@ -88,45 +91,47 @@ class Cancel(Request):
 
 
 class Status(Request):
-    """Ask for one `cluster` event."""
+    """Request for one `cluster` event."""
 
 
 class Subscribe(Request):
-    """Hear of the cluster: a `cluster` event now, then `changes` to it, after every change of state
-    (at most ten a second) and every `every_ms` in any case, until `unsubscribe` or the client is
-    gone. `happened` holds what is new since the last event of this subscription alone.
+    """Request to watch the cluster: a `cluster` event now, then `changes` after every change of
+    state (at most ten a second) and every `every_ms` in any case, until `unsubscribe` or the client
+    is gone. `happened` holds only what is new since the last event of this subscription.
 
-    A subscriber that does not keep up hears less often, and then of all that changed meanwhile. One
-    that missed an event (`serial`) sends the same request again, and gets a `cluster` first, as
-    over every new connection.
+    A subscriber that does not keep up gets fewer events, each with all that changed since the one
+    before. A subscriber that missed an event (`serial`) sends the same request again, and gets a
+    `cluster` first, as over every new connection.
     """
 
     every_ms: Annotated[int, Meta(ge=100, le=10_000)] = 1000
 
 
 class Follow(Request):
-    """Hear a session, whoever started it: a `piece` with all it has so far, then its `progress` and
-    `piece` as they come, at last `finished` or an error of its own; `unsubscribe` ends this before.
-    Errors: unknown_session, overloaded (others follow it: 16 at most).
-    """
+    """Request to follow a session, whoever started it: a `piece` with its text so far, then its
+    `progress` and `piece` events as they come, at last `finished` or the session's error;
+    `unsubscribe` ends this earlier. Errors: unknown_session, overloaded (16 others follow the
+    session already)."""
 
     session: U64
 
 
 class Unsubscribe(Request):
-    """End the subscription with this `id`; answered by `ok`."""
+    """Request to end the subscription with this `id`; answered by `ok`."""
 
 
 class Drain(Request):
-    """Take a block server out of service with nothing lost. It takes no new session; those that run
-    there move to another replica of its stage (they are replayed there), or, while there is none,
-    go on until they finish; what still runs after `timeout_ms` is parked: its history is kept, its
-    pages are freed on every stage, and it goes on when a replica, a restart or an undrain comes.
+    """Request to take a block server out of service with nothing lost. The block server takes no
+    new session; its sessions move to another replica of its stage (they are replayed there), or,
+    while there is none, continue until they finish. A session that still runs after `timeout_ms` is
+    parked: its history is kept, its pages are freed on every stage, and it continues when a
+    replica, a restart or an undrain comes.
 
     Answered by `drained` events: state `draining` at least once a second, then one with state
     `drained`. The block server keeps its weights and its place. Errors: bad_request (no block
-    server has this name), warming_up or model_not_loaded (it is not ready), draining (it is, or is
-    drained), cancelled (it was undrained meanwhile), stage_lost (it died).
+    server has this name), warming_up or model_not_loaded (the block server is not ready), draining
+    (it is draining or drained already), cancelled (it was undrained meanwhile), stage_lost (it
+    died).
     """
 
     name: str
@@ -134,27 +139,27 @@ class Drain(Request):
 
 
 class Undrain(Request):
-    """Let a draining or drained block server serve again; answered by `ok`. One that lost a part
-    and loads anew serves when it has loaded. Errors: bad_request (there is none of this name, or it
-    is neither), warming_up (its process is being started: it is not drained).
-    """
+    """Request to let a draining or drained block server serve again; answered by `ok`. A block
+    server that lost a part and loads anew serves when it has loaded. Errors: bad_request (no block
+    server has this name, or it is neither draining nor drained), warming_up (its process is being
+    started: it is not drained)."""
 
     name: str
 
 
 class Restart(Request):
-    """Have `zrt up` kill a block server or layer worker and start it again; its sessions take
-    another route, or wait. Answered by `ok` when it was killed. Errors: bad_request (none has this
-    name, or `zrt up` did not start it), warming_up (it is being started), unsupported (there is no
-    `zrt up`)."""
+    """Request to have `zrt up` kill a block server or layer worker and start it again; its sessions
+    take another route, or wait. Answered by `ok` once the process is killed. Errors: bad_request
+    (no process has this name, or `zrt up` did not start it), warming_up (the process is being
+    started), unsupported (there is no `zrt up`)."""
 
     name: str
 
 
 class Down(Request):
-    """Bring the cluster down; answered by `ok` before it goes. From now on no session is taken
-    (`draining`); those that are there may finish for `timeout_ms`, and end with `cancelled` then. A
-    second one does not wait."""
+    """Request to bring the cluster down; answered by `ok` before the cluster ends. From now on no
+    session is taken (`draining`); running sessions may finish for `timeout_ms`, and end with
+    `cancelled` then. A second request ends the cluster without waiting."""
 
     timeout_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 5_000
 
@@ -168,12 +173,12 @@ ClientRequest = (
 
 
 class Ok(Event):
-    """Done as asked."""
+    """Reply to a request that was done and has no other answer."""
 
 
 class Error(Event):
-    """The request failed; `kind` is one of errors.KINDS. `id` is empty when the request did not
-    decode that far."""
+    """Failure of a request; `kind` is one of errors.KINDS. `id` is empty when the request could not
+    be decoded that far."""
 
     id: str
     kind: str
@@ -182,16 +187,17 @@ class Error(Event):
 
 
 class Answering(Event, omit_defaults=True, kw_only=True):
-    """Base of what is heard of one answer: `choice` counts a request's answers from 0."""
+    """Base of the events of one answer: `choice` counts a request's answers from 0."""
 
     choice: int = 0
 
 
 class Accepted(Answering):
-    """The session exists: its id, the seed it samples with, and the prompt's length in tokens.
+    """Start of a session: its id, the seed it samples with, and the prompt's length in tokens.
 
-    `resume` is the secret with which it may be resumed, within `lease_s` seconds, over another
-    connection. `notes` says what the model's generation_config asks for and does not get.
+    `resume` is the secret with which the session may be resumed, within `lease_s` seconds, over
+    another connection. `notes` says which settings of the model's generation_config are not
+    applied.
     """
 
     session: int
@@ -203,8 +209,8 @@ class Accepted(Answering):
 
 
 class Progress(Answering):
-    """What happens before and between tokens: prompt tokens run of those to run, a place in the
-    queue, a replay, a wait."""
+    """What happens before and between tokens: `done` of `total` prompt tokens have run, a place in
+    the queue, a replay, a wait."""
 
     phase: Phase
     done: int = 0
@@ -214,9 +220,10 @@ class Progress(Answering):
 
 class Piece(Answering):
     """Text that will not change any more, and the token ids sampled since the last piece; `index`
-    counts tokens before this piece.
+    counts the tokens before this piece.
 
-    `logprobs` is there if asked for: one entry a token of `token_ids`.
+    `logprobs` is there if the request asked for log-probabilities: one entry per token of
+    `token_ids`.
     """
 
     index: int
@@ -226,8 +233,8 @@ class Piece(Answering):
 
 
 class StageShare(Struct):
-    """Where one stage's time went over a generation, in milliseconds: waiting in its queue,
-    computing, handing results on; and its blocks. `lent_ms` is what of the computing its layer
+    """One stage's blocks and where its time went over a generation, in milliseconds: waiting in its
+    queue, computing, handing results on. `lent_ms` is the part of the computing that its layer
     workers took, there and back."""
 
     name: str
@@ -239,9 +246,9 @@ class StageShare(Struct):
 
 
 class Timings(Struct):
-    """`queue_ms` until admission, `ttft_ms` until the first token, `decode_tok_s` tokens a second
-    after the first (0: fewer than two), and `network_ms` what of their time no stage accounts for:
-    sockets and wake-ups."""
+    """Timings of one answer: `queue_ms` until admission, `ttft_ms` until the first token,
+    `decode_tok_s` tokens a second after the first (0: fewer than two), and `network_ms` the part of
+    the tokens' time that no stage accounts for: sockets and wake-ups."""
 
     queue_ms: float
     ttft_ms: float
@@ -250,7 +257,7 @@ class Timings(Struct):
 
 
 class Finished(Answering):
-    """The end of an answer. `token_ids` of all pieces together hold every sampled token, a final
+    """End of an answer. `token_ids` of all its pieces together hold every sampled token, a final
     end-of-sequence included."""
 
     reason: FinishReason
@@ -262,13 +269,13 @@ class Finished(Answering):
 
 
 class Cluster(Event):
-    """The whole cluster at one moment. `actors` are in pipeline order, those without a stage last,
-    the coordinator among them, and `sessions` the oldest first. `ready` is true when every stage
-    has a ready replica; `incarnation` is the coordinator's: after another one all counts begin
-    anew. `stale` counts what the coordinator itself dropped since it came too late. `tokens` were
-    generated, and `errors` told to clients by kind, in the `up_ms` since it began. `drains` are the
-    last ones, `happened` the last things that did (a few hundred).
-    """
+    """The whole cluster at one moment. `actors` are in pipeline order, actors without a stage last,
+    the coordinator among them; `sessions` are the oldest first. `ready` is true when every stage
+    has a ready replica; `incarnation` is the coordinator's: with another incarnation all counts
+    begin anew. `stale` counts the messages that the coordinator itself dropped because they came
+    too late. `tokens` were generated, and `errors` told to clients by kind, in the `up_ms` since
+    the coordinator began. `drains` are the last drains, `happened` the last events (a few
+    hundred)."""
 
     name: str
     model: str
@@ -288,14 +295,14 @@ class Cluster(Event):
 
 
 class Changes(Event, omit_defaults=True, kw_only=True):
-    """What is different now from the last event of the same subscription: from its `cluster`, or
-    its `changes` with the `serial` before this (the first after a `cluster` has 1).
+    """What has changed since the last event of the same subscription: since its `cluster`, or its
+    `changes` with the previous `serial` (the first after a `cluster` has 1).
 
-    `cluster` holds fields of `cluster` itself, `actors` those of processes by name, `sessions`
-    those of sessions by id. A field that is not there is as it was; one that is replaces the old
-    value whole, lists too. A process or session that is new has all its fields; one that is None is
-    gone. Of `gaps_ms` only the new ones come, as `new_gaps_ms`: append them, and keep the last
-    GAPS. `happened` is news as a whole.
+    `cluster` holds fields of the `cluster` event itself, `actors` those of processes by name,
+    `sessions` those of sessions by id. A field that is absent is unchanged; a field that is present
+    replaces the old value whole, lists too. A new process or session has all its fields; one that
+    is None is gone. Of `gaps_ms` only the new entries come, as `new_gaps_ms`: append them, and keep
+    the last GAPS. `happened` holds new events alone.
     """
 
     serial: int
@@ -306,9 +313,9 @@ class Changes(Event, omit_defaults=True, kw_only=True):
 
 
 class Drained(Event):
-    """How a drain gets on, and at last its answer. Of the sessions that ran through `name` when it
-    began: `left` still do, the others were `moved` to another replica, have `finished` (or were
-    cancelled), or were `parked`."""
+    """Progress of a drain, and at last its result. Of the sessions that ran through `name` when the
+    drain began, `left` still do; the others were `moved` to another replica, have `finished` (or
+    were cancelled), or were `parked`."""
 
     name: str
     state: Literal["draining", "drained"]

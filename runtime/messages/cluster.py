@@ -1,5 +1,5 @@
-"""What a client is told of a cluster's parts: its processes, its sessions, its drains, and what
-happened."""
+"""What a client is told of a cluster's parts: its processes, its sessions, its drains and its
+events."""
 
 from typing import Final, Literal
 
@@ -9,17 +9,17 @@ from zrt.runtime.messages.members import ActorState
 from zrt.runtime.messages.stats import GroupLoad, KvStats, LendLoad
 
 GAPS: Final = 24
-"""Times between tokens that a session's information holds."""
+"""The number of times between tokens that a SessionInfo holds."""
 
 
 class ActorInfo(Struct):
-    """One process as the coordinator sees it. `blocks` is "0-14", empty while blank; `silent_ms` is
-    the time since its last beat.
+    """One process as the coordinator sees it. `blocks` reads "0-14", empty while the process is
+    blank; `silent_ms` is the time since its last beat.
 
     `done_bytes` of `total_bytes` of its weights are loaded; `rss_bytes` is its resident memory.
-    `stale` counts what it dropped since it came too late: steps of older epochs, messages meant for
-    or sent by processes that are no more. `handed` counts the messages whose rows it left in memory
-    for the next stage, on a GPU of the same machine.
+    `stale` counts the messages that it dropped because they came too late: steps of older epochs,
+    messages meant for or sent by processes that are no more. `handed` counts the messages whose
+    rows it left in memory for the next stage, on a GPU of the same machine.
     """
 
     name: str
@@ -46,26 +46,27 @@ class ActorInfo(Struct):
     stale: int = 0
     handed: int = 0
     group: GroupLoad | None = None
-    """Its tensor-parallel ranks."""
+    """The process's tensor-parallel ranks."""
     tokens_s: float = 0.0
-    """Tokens it ran, prompts included, a second between its last two beats."""
+    """Tokens that the process ran per second, prompts included, between its last two beats."""
     turn_p50_ms: float = 0.0
     turn_p95_ms: float = 0.0
     lend: LendLoad | None = None
-    """Its layer workers, if it lends blocks."""
+    """The process's layer workers, if it lends blocks."""
     graphs: int = 0
-    """CUDA graphs that it has captured of `all_graphs`, once its weights are loaded on a GPU."""
+    """CUDA graphs that the process has captured of `all_graphs`, once its weights are loaded on a
+    GPU."""
     all_graphs: int = 0
 
 
 def pipeline_order(actor: ActorInfo) -> tuple[int, str]:
-    """Return how processes are sorted: by stage, those without one last, then by name."""
+    """Return a process's sort key: by stage, processes without a stage last, then by name."""
     return actor.stage if actor.stage >= 0 else 1 << 30, actor.name
 
 
 class HopInfo(Struct):
-    """What one stage spent on a token of a session, the mean over its route: waiting in its queue,
-    computing, encoding."""
+    """What one stage spent on a token of a session, averaged over the tokens that took its current
+    route: waiting in its queue, computing, encoding."""
 
     name: str
     queue_ms: float
@@ -74,11 +75,10 @@ class HopInfo(Struct):
 
 
 class SessionInfo(Struct):
-    """One live session. `client` is its connection, `asked_ms` when it was asked for, on the clock
+    """One live session. `client` is its connection, `asked_ms` the time of its request on the clock
     of `Cluster.up_ms`, `ttft_ms` 0 before its first token, `tokens_s` the pace of its last tokens,
-    `gaps_ms` the times between these, GAPS at most, the latest last. `network_ms` is what of a
-    token's time no stage accounts for.
-    """
+    `gaps_ms` the times between these, at most GAPS, the latest last. `network_ms` is the part of a
+    token's time that no stage accounts for."""
 
     session: int
     state: str
@@ -98,7 +98,7 @@ class SessionInfo(Struct):
 
 
 class Happened(Struct):
-    """Something that a person may want to know of later. `at` is Unix time in seconds, of the
+    """An event that a person may want to look up later. `at` is Unix time in seconds, of the
     coordinator's clock; `serial` counts from 1. `error` is one of errors.KINDS where there is one,
     `where` an actor or a session."""
 
@@ -111,8 +111,8 @@ class Happened(Struct):
 
 
 class DrainInfo(Struct):
-    """A drain that runs, or ran: who asked, how long it has taken of the time given, and what
-    became of the sessions (as in `Drained`)."""
+    """A drain that runs, or ran: who asked for it, how long it has taken of the time given, and
+    what became of the sessions (as in `Drained`)."""
 
     name: str
     state: Literal["draining", "drained", "failed"]

@@ -1,7 +1,7 @@
-"""The base of zrt's own messages between actors, and what any of them carries. Each is a msgpack
-map whose `type` is the class name in snake_case.
+"""The base of zrt's own messages between actors, and the parts they share. Each message is a
+msgpack map whose `type` is the class name in snake_case.
 
-members.py has those about processes, sessions.py those about sessions and their steps.
+members.py has the messages about processes, sessions.py those about sessions and their steps.
 """
 
 from msgspec import Struct
@@ -14,7 +14,7 @@ def snake(name: str) -> str:
 
 
 class Control(Struct, tag_field="type", tag=snake):
-    """Base of the messages below."""
+    """Base of zrt's own messages between actors."""
 
 
 class Fault(Struct):
@@ -35,10 +35,10 @@ class Address(Struct, frozen=True):
 
 
 class Done(Control):
-    """The reply to a question that has nothing else to say."""
+    """Reply to a request that has no other answer."""
 
 
 class Failed(Control):
-    """The reply to a question that could not be answered, or to a message that did not decode."""
+    """Reply to a request that failed, or to a message that did not decode."""
 
     fault: Fault

@@ -12,21 +12,22 @@ PROTOCOL: Final = 1
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0)]
-"""MessagePack itself knows no integer from 2^64 on."""
+"""A whole number from 0; MessagePack itself has no integer from 2^64 on."""
 Name = Annotated[str, Meta(max_length=64)]
 """An actor's name."""
 Label = Annotated[str, Meta(max_length=1024)]
 """An endpoint, a host, a device, a reference: short enough to be kept and shown."""
 MOST_STAGES: Final = 1024
-"""Stages of a route."""
+"""The most stages of a route."""
 MOST_STEPS: Final = 65_536
-"""Steps of one message: one a session, so far more than one stage holds."""
+"""The most steps of one message: one per session, so far more than one stage holds."""
 
 
 class HopTime(Struct, array_like=True, frozen=True):
     """What one stage spent on one step, in microseconds: waiting for its turn, and computing the
-    turn. `encode` is what it took to hand on the results of its turn before (this step's own is not
-    known when it leaves). `lent` is what of `compute` layer workers took, there and back."""
+    turn. `encode` is the time it took to hand on the results of its previous turn (this step's own
+    is not known when it leaves). `lent` is the part of `compute` that layer workers took, there and
+    back."""
 
     queue: U64
     compute: U64
@@ -53,13 +54,13 @@ class Step(Struct, array_like=True):
 
 
 class HandedOver(Struct, array_like=True, frozen=True):
-    """Rows that lie in memory of the sender, for a process of the same machine to read (see
+    """Rows that lie in the sender's memory, for a process of the same machine to read (see
     compute/shared_rows/channel.py).
 
     The memory is the file `fd` of process `pid`, whose inode is `inode`: `places` places of
     `place_bytes` each. The rows are in place `place` once the flag beside it says `turn`; `rows`
-    says which is each step's first, in the order of the header's steps. `number`: of all that were
-    ever put there, from 1.
+    says which row is each step's first, in the order of the header's steps. `number` counts the
+    rows that were ever put there, from 1.
     """
 
     pid: U32
@@ -74,15 +75,15 @@ class HandedOver(Struct, array_like=True, frozen=True):
 
 
 class Header(Struct, array_like=True):
-    """One message's envelope.
+    """The envelope of one message.
 
-    `sender` and `incarnation` name the process that speaks; `to` is the incarnation it believes it
-    speaks to (0: not known yet). `request` pairs a reply with its question (0: no reply expected);
-    `reply` tells which of the two this is. `silence_ms` is how long the sender still waits without
-    a sign of life (0: it does not wait). It is never an absolute time, since clocks differ. `body`
-    names the schema of the body (see wire.SCHEMAS), `dtype` the elements of its tensor data. `near`
-    offers to hand rows over in memory, to whoever is of the same machine (whose name it is);
-    `handed` says where rows lie that the body leaves out.
+    `sender` and `incarnation` name the sending process; `to` is the incarnation that it believes it
+    sends to (0: not known yet). `request` pairs a reply with its request (0: no reply expected);
+    `reply` tells which of the two this message is. `silence_ms` is how long the sender still waits
+    without a sign of life (0: it does not wait). It is never an absolute time, since clocks differ.
+    `body` names the schema of the body (see wire.SCHEMAS), `dtype` the elements of its tensor data.
+    `near` names the sender's machine, and offers to hand rows over in memory to a process on the
+    same machine; `handed` says where the rows are that the body leaves out.
     """
 
     version: int

@@ -1,13 +1,13 @@
 """KwaaiNet's two messages, exactly as documented: what a block server takes and gives.
 
 `InferenceRequest` goes to a block server: from the coordinator (token ids, to stage 0), from the
-stage before it (hidden states) or, as a bare frame, from any peer. `InferenceResponse` is the reply
+previous stage (hidden states) or, as a bare frame, from any peer. `InferenceResponse` is the reply
 to a bare request alone; between zrt actors results travel on as the next stage's request.
 
-Between zrt actors one message carries a whole turn's results: the header's steps name the sessions
-in row order, `shape` is `[Σn]` for token ids and `[1, Σn, hidden]` for hidden states, and
-`session_id`, `seq_pos` are the first step's. Where the header says that the rows are handed over in
-memory, `data` is empty.
+Between zrt actors one message carries the results of a whole turn: the header's steps name the
+sessions in row order, `shape` is `[Σn]` for token ids and `[1, Σn, hidden]` for hidden states, and
+`session_id` and `seq_pos` are those of the first step. Where the header says that the rows are
+handed over in memory, `data` is empty.
 """
 
 from typing import Literal
@@ -25,7 +25,7 @@ empty data)."""
 
 
 class InferenceRequest(Struct):
-    """A step: `token_ids` u32-LE of shape [n], or `hidden_states` of shape [1, n, hidden] (f16-LE
+    """One step: `token_ids` u32-LE of shape [n], or `hidden_states` of shape [1, n, hidden] (f16-LE
     when bare)."""
 
     session_id: U64
@@ -36,8 +36,8 @@ class InferenceRequest(Struct):
 
 
 class InferenceResponse(Struct):
-    """The answer to a bare request: hidden states [1, n, hidden] or the last position's logits [1,
-    1, vocab], f16-LE.
+    """Answer to a bare request: hidden states [1, n, hidden] or the last position's logits [1, 1,
+    vocab], f16-LE.
 
     On failure `error` is a text, `session_id` 0, `response_type` hidden_states, `shape` and `data`
     empty.

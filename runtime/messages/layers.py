@@ -29,20 +29,20 @@ from zrt.runtime.messages.header import U64
 
 MOST_LAYERS: Final = 65_536
 MAX_CHUNK: Final = 64 * 1024 * 1024
-"""Bytes of a ModelDataChunk's data."""
+"""The most bytes of a ModelDataChunk's data."""
 RAW_DTYPES: Final = ("U8", "U32", "I64", "BF16", "F16", "F32", "F64", "F8E4M3")
 """Names of a RawTensor's dtype tags, from 0."""
 RAW_SIZES: Final = (1, 4, 8, 2, 2, 4, 8, 1)
-"""Bytes of an element of each."""
+"""Bytes per element of each of RAW_DTYPES."""
 
 DtypeTag = Annotated[int, Meta(ge=0, le=255)]
 Shape = Annotated[list[U64], Meta(max_length=64)]
 LayerStep = tuple[str, U64, U64]
-"""Layer name, index_pos, block_idx."""
+"""One layer of a Batch: layer name, index_pos, block_idx."""
 
 
 class LayerMessage(Struct, tag_field="type", tag=True):
-    """Base of the messages below."""
+    """Base of the messages between a master and its layer workers."""
 
 
 class RawTensor(Struct):
@@ -58,12 +58,12 @@ class RawTensor(Struct):
 
 
 class Hello(LayerMessage):
-    """Answered by WorkerInfo."""
+    """Request for the worker's WorkerInfo."""
 
 
 class WorkerInfo(LayerMessage):
-    """`dtype` is a name of RAW_DTYPES, `latency` milliseconds, measured by the master (its worker
-    says 0). In Cake's bytes it has 128 bits."""
+    """What a worker is. `dtype` is a name of RAW_DTYPES, `latency` milliseconds, measured by the
+    master (its worker says 0). In Cake's bytes `latency` has 128 bits."""
 
     version: str
     dtype: str
@@ -75,8 +75,8 @@ class WorkerInfo(LayerMessage):
 
 
 class SingleOp(LayerMessage):
-    """One layer, `model.layers.N`, over `x` [1, n, hidden] at positions from `index_pos` on.
-    `block_idx` is N again."""
+    """Request to run one layer, `model.layers.N`, over `x` [1, n, hidden] at positions from
+    `index_pos` on. `block_idx` is N again."""
 
     layer_name: str
     x: RawTensor
@@ -85,10 +85,10 @@ class SingleOp(LayerMessage):
 
 
 class Batch(LayerMessage):
-    """Several layers, one after the other; all entries have the same index_pos.
+    """Request to run several layers, one after the other; all entries have the same index_pos.
 
     Where the header names steps, the rows of `x` are those of the steps in their order, and
-    index_pos is the first one's.
+    index_pos is that of the first step.
     """
 
     x: RawTensor
@@ -96,7 +96,7 @@ class Batch(LayerMessage):
 
 
 class Tensor(LayerMessage):
-    """The answer to SingleOp and Batch: a RawTensor of x's dtype and shape."""
+    """Answer to SingleOp and Batch: a RawTensor of x's dtype and shape."""
 
     data: memoryview
     dtype: DtypeTag
@@ -104,24 +104,25 @@ class Tensor(LayerMessage):
 
 
 class Goodbye(LayerMessage):
-    """Answered by WorkerInfo; the connection stays."""
+    """Request to forget all KV of this peer. Answered by WorkerInfo; the connection stays."""
 
 
 class LayerAssignment(LayerMessage):
-    """`layers` are names `model.layers.N`; `model_hash` names configuration and weights."""
+    """Request to hold layers: `layers` are names `model.layers.N`; `model_hash` names configuration
+    and weights."""
 
     layers: Annotated[list[str], Meta(max_length=MOST_LAYERS)]
     model_hash: str
 
 
 class LayerAssignmentAck(LayerMessage):
-    """`needs_data`: chunks are to follow."""
+    """Answer to LayerAssignment. With `needs_data`, chunks are to follow."""
 
     needs_data: bool
 
 
 class ModelDataChunk(LayerMessage):
-    """Bytes of a file of `total_size` from `offset` on, MAX_CHUNK at most."""
+    """Bytes of a file of `total_size` from `offset` on, at most MAX_CHUNK."""
 
     filename: str
     offset: U64
@@ -130,11 +131,11 @@ class ModelDataChunk(LayerMessage):
 
 
 class ModelDataDone(LayerMessage):
-    """No more chunks."""
+    """End of the chunks: all files are complete."""
 
 
 class WorkerReady(LayerMessage):
-    """The layers are loaded."""
+    """Answer to ModelDataDone: the layers are loaded."""
 
 
 class WorkerError(LayerMessage):
@@ -145,9 +146,9 @@ class WorkerError(LayerMessage):
 
 
 class PrepareLayers(LayerMessage):
-    """What the next LayerAssignment is of: the text of the model's config.json, the `dtype` to
-    compute in, KV memory for the assigned layers in bytes, the longest session in tokens, and how
-    many are open at once. With `random`, weights are drawn from the config.
+    """Model of the next LayerAssignment: the text of its config.json, the `dtype` to compute in, KV
+    memory for the assigned layers in bytes, the longest session in tokens, and how many sessions
+    are open at once. With `random`, weights are drawn from the config.
 
     Consecutive layers run together, so an operation names all of them; with `single` each may be
     named by itself.
@@ -163,12 +164,12 @@ class PrepareLayers(LayerMessage):
 
 
 class LayersPrepared(LayerMessage):
-    """LayerAssignment may follow.
+    """Answer to PrepareLayers: LayerAssignment may follow.
 
-    Of the worker's `device`, on `host`: bytes of memory that layers could take now (those held as
-    well, since others would take their place), and bytes in all; `most_bytes` is the most they may
-    take, 0 for no limit but these. `layer_us` is what one token takes through one layer of this
-    model, in microseconds, as it measured.
+    For the worker's `device`, on `host`, it says the bytes of memory that layers could take now
+    (including those of layers held, since others would take their place), and the bytes in all;
+    `most_bytes` is the most that layers may take, 0 for no other limit. `layer_us` is the measured
+    time of one token through one layer of this model, in microseconds.
     """
 
     free_bytes: U64 = 0
@@ -180,14 +181,15 @@ class LayersPrepared(LayerMessage):
 
 
 class ModelDataTaken(LayerMessage):
-    """The chunk is in the file, which now holds `held` bytes from its start on."""
+    """Answer to ModelDataChunk: the chunk is in the file, which now holds `held` bytes from its
+    start on."""
 
     held: U64
 
 
 class OpenLayers(LayerMessage):
-    """Make room for a session whose history has `length` tokens, the first `prompt` of them its
-    prompt (0: all), in pages of these keys."""
+    """Request to make room for a session whose history has `length` tokens, the first `prompt` of
+    them its prompt (0: all), in pages of these keys."""
 
     session: U64
     length: U64
@@ -196,26 +198,27 @@ class OpenLayers(LayerMessage):
 
 
 class LayersOpened(LayerMessage):
-    """How many tokens of the session all layers hold."""
+    """Answer to OpenLayers: how many tokens of the session all layers hold."""
 
     have: U64
 
 
 class CloseLayers(LayerMessage):
-    """End a session. Its full pages that have a key stay as cache; None: the keys it was opened
-    with."""
+    """Request to end a session. Its full pages that have a key stay as cache; None: the keys that
+    the session was opened with."""
 
     session: U64
     page_keys: list[U64] | None = None
 
 
 class LayersClosed(LayerMessage):
-    """The session is not held any more, if it was."""
+    """Answer to CloseLayers: the session is not held any more, if it was."""
 
 
 class StepFaults(LayerMessage):
-    """Nothing ran, since some steps cannot: the error's kind of each step of the header, empty for
-    those that could, and the tokens held of each."""
+    """Answer to a Batch of which nothing ran, since some steps cannot run: the error's kind of each
+    step of the header, empty for steps that could run, and the number of tokens held of each step's
+    session."""
 
     have: list[U64]
     faults: list[str]
@@ -243,16 +246,16 @@ LayerTraffic = (
     | LayersClosed
     | StepFaults
 )
-"""All of them."""
+"""Every message between a master and its layer workers."""
 
 
 def layer_name(index: int) -> str:
-    """Return what the documented messages call a block."""
+    """Return the documented messages' name of a block: `model.layers.N`."""
     return f"model.layers.{index}"
 
 
 def layer_index(name: str) -> int | None:
-    """Return the block that a layer's name means, None if it means none."""
+    """Return the block that a layer's name means, or None if it means none."""
     head, _, number = name.rpartition(".")
     if head != "model.layers" or not (number.isascii() and number.isdigit()) or str(int(number[:9])) != number:
         return None

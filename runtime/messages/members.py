@@ -17,13 +17,13 @@ ActorKind = Literal["coordinator", "block_server", "layer_worker", "supervisor"]
 ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drained", "stopped", "failed"]
 
 Serving = Literal["ready", "draining", "drained"]
-"""The states of a block server that holds its blocks."""
+"""States of a block server that holds its blocks."""
 
 GPU_MEMORY: Final = 0.9
 
 
 class Lend(Struct, frozen=True):
-    """Blocks first..last (inclusive, global) of a stage, which the layer worker of this name
+    """Blocks first..last (inclusive, global) of a stage that the layer worker of this name
     holds."""
 
     worker: Name
@@ -52,27 +52,27 @@ class Assignment(Struct, frozen=True):
     chunk: U64
     idle_s: float
     tp: U64 = 1
-    """Ranks the blocks are split over; each takes its share of `kv_bytes`."""
+    """Ranks that the blocks are split over; each takes its share of `kv_bytes`."""
     lend: list[Lend] = []
-    """The runs of blocks that layer workers hold, each with its share of `kv_bytes`; addresses come
-    as `Workers`."""
+    """Runs of blocks that layer workers hold, each with its share of `kv_bytes`; the workers'
+    addresses come as `Workers`."""
     helped: bool = False
-    """Whether workers that nothing is pinned to may hold the other blocks, as the block server
+    """Whether layer workers without pinned blocks may hold the other blocks, as the block server
     finds best."""
     gpu_memory: float = GPU_MEMORY
     """The part of a CUDA device's memory that weights and KV may take."""
 
 
 class Register(Control):
-    """The first message of every process; the reply is `Registered`. `holds` is what a returning
+    """First message of every process; the reply is `Registered`. `holds` is what a returning
     process still has loaded.
 
-    `cluster` is the id of the cluster it belongs to, empty if it has not joined one yet: another
-    cluster, which may have got the port meanwhile, refuses it as `unauthorized`. `memory_bytes` is
-    the most it may take (0: no limit of its own), `room_bytes` what it could grow to on its machine
-    as things are (0: it does not say; only a blank process does). `shares_cores`: it computes on
-    all cores of its host, beside others that do. `serves` is the block server whose layers a layer
-    worker holds, `restarts` how often its parent has started it again.
+    `cluster` is the id of the cluster that the process belongs to, empty if it has not joined one
+    yet: another cluster, which may have got the port meanwhile, refuses it as `unauthorized`.
+    `memory_bytes` is the most it may take (0: no limit of its own), `room_bytes` what it could grow
+    to on its machine as things are (0: not told; only a blank process tells). With `shares_cores`
+    it computes on all cores of its host, beside others that do. `serves` is the block server whose
+    layers a layer worker holds, `restarts` how often its parent has started it again.
     """
 
     kind: ActorKind
@@ -91,8 +91,8 @@ class Register(Control):
 
 
 class Beat(Control):
-    """Sent once a second by every registered process, whatever its executor computes; the reply is
-    `Done`.
+    """Sign of life, sent once a second by every registered process, whatever its executor computes;
+    the reply is `Done`.
 
     `lag_ms` is how late the sender's own loop ran since the last beat, `rss_bytes` its resident
     memory, `room_bytes` as in `Register`.
@@ -106,8 +106,8 @@ class Beat(Control):
 
 
 class StateChanged(Control):
-    """A block server's state moved; `fault` says why when it is `failed`, or loads anew since its
-    ranks or layer workers are lost."""
+    """Change of a block server's state; `fault` says why when the state is `failed`, or when the
+    block server loads anew because its ranks or layer workers are lost."""
 
     state: ActorState
     serial: U64
@@ -115,8 +115,8 @@ class StateChanged(Control):
 
 
 class LoadProgress(Control):
-    """Bytes of weights read so far, while loading; then, on a GPU, CUDA graphs captured; and how
-    the layer workers get on, if there are any."""
+    """Progress of a load: bytes of weights read so far; then, on a GPU, CUDA graphs captured; and
+    the progress of the layer workers, if there are any."""
 
     serial: U64
     done: U64
@@ -127,8 +127,8 @@ class LoadProgress(Control):
 
 
 class ChildDied(Control):
-    """From `zrt up`: a process it started is gone. `exit` is the exit status, negative for a
-    signal."""
+    """Notice from `zrt up` that a process it started is gone. `exit` is the exit status, negative
+    for a signal."""
 
     name: str
     incarnation: U64
@@ -137,8 +137,8 @@ class ChildDied(Control):
 
 
 class Registered(Control):
-    """The coordinator's answer: its own incarnation, the pace of beats, and the id of the cluster,
-    which its later incarnations share."""
+    """Answer to Register: the coordinator's incarnation, the pace of beats, and the id of the
+    cluster, which the coordinator's later incarnations share."""
 
     incarnation: U64
     beat_ms: U64
@@ -146,17 +146,17 @@ class Registered(Control):
 
 
 class Assign(Control):
-    """Hold these blocks. Answered by `Done` at once, then `LoadProgress` and `StateChanged` follow.
-    None: hold nothing, as a spare does."""
+    """Request to hold these blocks. Answered by `Done` at once, then `LoadProgress` and
+    `StateChanged` follow. None: hold nothing, as a spare does."""
 
     assignment: Assignment | None
 
 
 class Workers(Control):
-    """The layer workers of one block server. Told to those that lend, when they are assigned and at
-    each change.
+    """The layer workers of one block server, sent to block servers that lend, with their assignment
+    and at each change.
 
-    `awaited` are names of the cluster file that are not there and may yet come, `gone` processes
+    `awaited` are workers of the cluster file that are not there and may yet come, `gone` processes
     that ended, or are silent.
     """
 
@@ -166,33 +166,34 @@ class Workers(Control):
 
 
 class SetState(Control):
-    """Drain, or serve again: outside `ready` no new bare session is taken. Answered by `Done`,
-    after all that was sent before it was heard.
+    """Request to drain, or to serve again: outside `ready` no new bare session is taken. Answered
+    by `Done`, after all messages that were sent before the request arrived.
 
-    One that was drained and loads anew takes `ready` for what it is to be when it has loaded.
+    A block server that was drained and loads anew takes `ready` as its state for when it has
+    loaded.
     """
 
     state: Serving
 
 
 class Kill(Control):
-    """SIGKILL this process: it has been silent too long, or is to start again. A wrong incarnation
-    is ignored; the name of a process that `zrt up` did not start is a bad_request to who asks for
-    an answer, and else ignored as well."""
+    """Request to send SIGKILL to this process: it has been silent too long, or is to start again. A
+    wrong incarnation is ignored; for the name of a process that `zrt up` did not start, the reply
+    is bad_request if a reply is expected, else it is ignored as well."""
 
     name: str
     incarnation: U64
 
 
 class GoingDown(Control):
-    """The cluster ends, in `within_ms` at the latest: a coordinator that dies meanwhile is not to
-    be started again, and was not lost. The last one counts."""
+    """Notice that the cluster ends, in `within_ms` at the latest: a coordinator that dies meanwhile
+    is not lost, and is not to be started again. The last notice counts."""
 
     within_ms: U32
 
 
 class Shutdown(Control):
-    """End in good order: answered by `Done`, then the process exits with status 0."""
+    """Request to end in good order: answered by `Done`, then the process exits with status 0."""
 
 
 MemberMessage = (

@@ -1,4 +1,4 @@
-"""How each request of a client begins, and the prompt of a generation."""
+"""The base of every client request, and the prompt of a generation."""
 
 from typing import Annotated
 
@@ -10,20 +10,20 @@ Id = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Request(Struct, tag_field="type", tag=snake, forbid_unknown_fields=True, kw_only=True):
-    """Base of what a client sends."""
+    """Base of a client's requests."""
 
     id: Id
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True):
-    """One turn of a talk: who said what."""
+    """One turn of a chat: who said what."""
 
     role: str
     content: str
 
 
 class PromptRequest(Request):
-    """What a generation begins from. Exactly one of `prompt`, `messages`, `token_ids` is given.
+    """Prompt of a generation. Exactly one of `prompt`, `messages`, `token_ids` is given.
 
     `prompt` is one user message put through the model's chat template, or plain text with `raw`.
     """

@@ -35,30 +35,30 @@ from zrt.runtime.messages.header import U32, U64
 
 
 class RankMessage(Struct, tag_field="op", tag=snake):
-    """Base of the messages below."""
+    """Base of the messages between a leader and its TP ranks."""
 
 
 # ---- helexa's requests ---------------------------------------------------------------------------
 
 
 class Ping(RankMessage):
-    """Answered by Pong."""
+    """Request for Pong, a sign of life."""
 
 
 class Init(RankMessage):
-    """Join the communicator: `comm_id` is 128 bytes as 256 hex digits (see
-    compute/communicator.py). Blocks until all ranks have."""
+    """Request to join the communicator: `comm_id` is 128 bytes as 256 hex digits (see
+    compute/communicator.py). Blocks until all ranks have joined."""
 
     comm_id: str
 
 
 class NcclSanityCheck(RankMessage):
-    """Sum 1 over all ranks. `nccl_not_initialised` before Init."""
+    """Request to sum 1 over all ranks. `nccl_not_initialised` before Init."""
 
 
 class LoadDenseShard(RankMessage):
-    """Load this rank's slices of what AssignStage named. `config_json` is the text of the model's
-    config.json.
+    """Request to load this rank's slices of what AssignStage named. `config_json` is the text of
+    the model's config.json.
 
     A `quant` other than None is `unsupported`.
     """
@@ -70,8 +70,8 @@ class LoadDenseShard(RankMessage):
 
 
 class GenerateStep(RankMessage):
-    """Run `tokens` of the unnamed session from position `offset` on. Every rank gets the same; the
-    leader has the logits."""
+    """Request to run `tokens` of the unnamed session from position `offset` on. Every rank gets the
+    same tokens; the leader has the logits."""
 
     model_id: str
     tokens: list[U32]
@@ -88,7 +88,7 @@ class GenerateStepWithImages(RankMessage):
 
 
 class GenerateStepBatch(RankMessage):
-    """Only its name is documented."""
+    """Message of which only the name is documented."""
 
 
 class AssembleKvBatch(RankMessage):
@@ -124,29 +124,30 @@ class DropKvSnapshot(RankMessage):
 
 
 class QueryVram(RankMessage):
-    """Answered by VramInfo."""
+    """Request for VramInfo."""
 
 
 class UnloadModel(RankMessage):
-    """Steps are answered `model_not_loaded` afterwards. The communicator stays."""
+    """Request to drop the shard. Steps are answered `model_not_loaded` afterwards. The communicator
+    stays."""
 
     model_id: str
 
 
 class RankShutdown(RankMessage, tag="shutdown"):
-    """Answered by Bye."""
+    """Request to end the process; answered by Bye."""
 
 
 # ---- zrt's requests ------------------------------------------------------------------------------
 
 
 class AssignStage(RankMessage):
-    """What the next LoadDenseShard is to hold: blocks first..last (inclusive, global) in `dtype`,
+    """Contents of the next LoadDenseShard: blocks first..last (inclusive, global) in `dtype`,
     `kv_bytes` of KV memory on this rank.
 
-    `context` is the longest session in tokens, `sessions` how many are open at once. With `random`,
-    weights are drawn from the config, and LoadDenseShard names no files. `gpu_memory` is the part
-    of a CUDA device's memory that weights and KV may take.
+    `context` is the longest session in tokens, `sessions` the number of sessions open at once. With
+    `random`, weights are drawn from the config, and LoadDenseShard names no files. `gpu_memory` is
+    the part of a CUDA device's memory that weights and KV may take.
     """
 
     first: U64
@@ -160,8 +161,8 @@ class AssignStage(RankMessage):
 
 
 class OpenSession(RankMessage):
-    """Make room for a session whose history has `length` tokens, the first `prompt_length` of them
-    its prompt (0: all).
+    """Request to make room for a session whose history has `length` tokens, the first
+    `prompt_length` of them its prompt (0: all).
 
     `page_keys` name its full pages. All ranks are sent the same ops in the same order, so that
     their page pools are always alike.
@@ -174,10 +175,10 @@ class OpenSession(RankMessage):
 
 
 class RankStep(Struct, array_like=True):
-    """One step of a StepBatch: `n` tokens of `session` from `seq_pos` on. `logits`: the last one's
-    are wanted.
+    """One step of a StepBatch: `n` tokens of `session` from `seq_pos` on. With `logits`, the last
+    token's logits are wanted.
 
-    `opens`: a session that nobody opened begins here, with so many tokens in all.
+    `opens` begins a session that was not opened before, with that many tokens in all.
     """
 
     session: U64
@@ -188,12 +189,12 @@ class RankStep(Struct, array_like=True):
 
 
 class StepBatch(RankMessage):
-    """One forward of many sessions. The rows of all steps lie one after the other.
+    """Request for one forward of many sessions. The rows of all steps lie one after the other.
 
-    On the first stage they are `tokens`. Elsewhere they are hidden states in the assigned dtype,
-    `shape` [rows, hidden]: from 16 KiB on a frame of their own, else `data` (base64 in the JSON).
-    `best`: whoever picks a next token takes the greatest logit's, so that a device may begin with
-    it by itself.
+    On the first stage the rows are `tokens`. On other stages they are hidden states in the assigned
+    dtype, `shape` [rows, hidden]: from 16 KiB on a frame of their own, else `data` (base64 in the
+    JSON). `best` says that every next token is the one with the greatest logit, so that a device
+    may begin with it by itself.
     """
 
     steps: list[RankStep]
@@ -204,15 +205,15 @@ class StepBatch(RankMessage):
 
 
 class TruncateSession(RankMessage):
-    """Hold at most `length` tokens of a session."""
+    """Request to hold at most `length` tokens of a session."""
 
     session: U64
     length: U64
 
 
 class CloseSession(RankMessage):
-    """End a session. Its full pages that have a key stay as cache; None: the keys it was opened
-    with."""
+    """Request to end a session. Its full pages that have a key stay as cache; None: the keys that
+    the session was opened with."""
 
     session: U64
     page_keys: list[U64] | None = None
@@ -222,7 +223,7 @@ class CloseSession(RankMessage):
 
 
 class Pong(RankMessage):
-    """`cuda_device` is the index of the rank's device, 0 on a CPU."""
+    """Answer to Ping: `cuda_device` is the index of the rank's device, 0 on a CPU."""
 
     rank: U32
     world_size: U32
@@ -230,25 +231,25 @@ class Pong(RankMessage):
 
 
 class InitOk(RankMessage):
-    """Every rank has joined."""
+    """Answer to Init: every rank has joined."""
 
 
 class NcclSanityResult(RankMessage):
-    """The sum, which is the number of ranks if all is well."""
+    """Answer to NcclSanityCheck: the sum, which is the number of ranks if all is well."""
 
     observed_sum: U32
 
 
 class LoadDenseShardOk(RankMessage):
-    """The shard is ready for steps."""
+    """Answer to LoadDenseShard: the shard is ready for steps."""
 
 
 class GenerateStepOk(RankMessage):
-    """The step has run."""
+    """Answer to GenerateStep: the step has run."""
 
 
 class KvCacheCleared(RankMessage):
-    """The unnamed session is empty."""
+    """Answer to ClearKvCache: the unnamed session is empty."""
 
 
 class KvBatchAssembled(RankMessage):
@@ -260,7 +261,7 @@ class KvRowsExtracted(RankMessage):
 
 
 class VramInfo(RankMessage):
-    """Memory of the rank's device in MiB; on a CPU, the machine's."""
+    """Answer to QueryVram: memory of the rank's device in MiB; on a CPU, the machine's."""
 
     free_mb: U64
     total_mb: U64
@@ -271,23 +272,23 @@ class KvSnapshotStored(RankMessage):
 
 
 class KvCacheRestored(RankMessage):
-    """Documented; no rank of zrt's says it."""
+    """Documented answer to RestoreKvCache; zrt's ranks never send it."""
 
 
 class KvSnapshotDropped(RankMessage):
-    """Documented; no rank of zrt's says it."""
+    """Documented answer to DropKvSnapshot; zrt's ranks never send it."""
 
 
 class Unloaded(RankMessage):
-    """No model is loaded any more."""
+    """Answer to UnloadModel: no model is loaded any more."""
 
 
 class Bye(RankMessage):
-    """The last word of a rank."""
+    """Answer to RankShutdown, the last message of a rank."""
 
 
 class RankError(RankMessage, tag="error"):
-    """`kind` is one of errors.KINDS."""
+    """Failure of a request; `kind` is one of errors.KINDS."""
 
     kind: str
     message: str
@@ -297,20 +298,20 @@ class RankError(RankMessage, tag="error"):
 
 
 class StageAssigned(RankMessage):
-    """LoadDenseShard may follow."""
+    """Answer to AssignStage: LoadDenseShard may follow."""
 
 
 class SessionOpened(RankMessage):
-    """How many tokens of the session are held."""
+    """Answer to OpenSession: how many tokens of the session are held."""
 
     have: U64
 
 
 class StepBatchOk(RankMessage):
-    """`have`: tokens held of each step's session afterwards; `faults`: the error's kind of each
-    step, empty for those that ran.
+    """Answer to StepBatch. `have` is the number of tokens held of each step's session afterwards;
+    `faults` the error's kind of each step, empty for steps that ran.
 
-    `forward_us` is what the forward took.
+    `forward_us` is the time that the forward took.
     """
 
     have: list[U64]
@@ -323,7 +324,7 @@ class SessionTruncated(RankMessage):
 
 
 class SessionClosed(RankMessage):
-    """The session is not held any more, if it was."""
+    """Answer to CloseSession: the session is not held any more, if it was."""
 
 
 WorkerRequest = (

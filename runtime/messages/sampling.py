@@ -2,8 +2,8 @@
 told, and what log-probabilities look like on the way back.
 
 A new option is a row of SAMPLING_OPTIONS and a field each of SamplingRequest, SamplingKeywords and,
-if the stage that samples is to know it, Sampling, all of them here; what it does stands in
-compute/sampler.py. The words of the command line, the checks of Client.generate and the defaults
+if the stage that samples is to know it, Sampling, all of them here; its effect is in
+compute/sampler.py. The command line's arguments, the checks of Client.generate and the defaults
 from a model's generation_config.json come from the table. A value out of range is refused by the
 name of its option wherever it comes in.
 """
@@ -28,14 +28,14 @@ TopK = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=1000)]
-"""Divides logits in float32, which a smaller one would make infinite."""
+"""Divisor of logits in float32, which a smaller one would make infinite."""
 CountPenalty = Annotated[float, Meta(ge=-2, le=2)]
-"""Presence and frequency penalties, in OpenAI's range."""
+"""Value of the presence and frequency penalties, in OpenAI's range."""
 LogitBias = Annotated[dict[U32, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
 """Token id → what is added to its logit, in OpenAI's range: -100 all but bans a token, 100 all but
 forces it."""
 Stops = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=64)]
-"""Each is looked for in every piece of text, by the coordinator itself."""
+"""Stop strings, each looked for in every piece of text by the coordinator itself."""
 TokenIds = Annotated[list[U32], Meta(max_length=256)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Seed = Annotated[int, Meta(ge=0, le=SEED_MAX)]
@@ -45,10 +45,12 @@ Answers = Annotated[int, Meta(ge=1, le=16)]
 @dataclass(frozen=True, slots=True)
 class SamplingOption:
     """One option: its name as a field of SamplingRequest and keyword of Client.generate, the type
-    and range of its values, and the words of the command line (`metavar` is empty for a switch).
+    and range of its values, and its flag, metavar and help on the command line (`metavar` is empty
+    for a switch).
 
-    `generation_config` is the key by which a model's generation_config.json sets what a request
-    leaves out. `holds_token_ids` says that the value (or its keys) are ids of the vocabulary.
+    `generation_config` is the key by which a model's generation_config.json sets a value that a
+    request leaves out. `holds_token_ids` says that the value (or its keys) are ids of the
+    vocabulary.
     """
 
     name: str
@@ -74,7 +76,7 @@ SAMPLING_OPTIONS: Final = (
         Temperature,
         "--temperature",
         "T",
-        "higher draws more freely; 0 is greedy",
+        "higher is more random; 0 is greedy",
         generation_config="temperature",
     ),
     SamplingOption(
@@ -101,7 +103,7 @@ SAMPLING_OPTIONS: Final = (
         RepetitionPenalty,
         "--repetition-penalty",
         "R",
-        "divides the logits of all tokens so far; 1 is off",
+        "divisor of the logits of all tokens so far; 1 is off",
         generation_config="repetition_penalty",
     ),
     SamplingOption(
@@ -116,7 +118,7 @@ SAMPLING_OPTIONS: Final = (
         CountPenalty,
         "--frequency-penalty",
         "A",
-        "subtracted likewise, once for each time that a token occurs",
+        "subtracted from the logits of the answer's tokens, once for each time a token occurs",
     ),
     SamplingOption(
         "logit_bias",
@@ -144,21 +146,21 @@ SAMPLING_OPTIONS: Final = (
         "N",
         "with --json: each token's log-probability, and the N likeliest tokens'",
     ),
-    SamplingOption("seed", Seed, "--seed", "N", "draw by this seed (default: a new one, which is reported)"),
-    SamplingOption("n", Answers, "--n", "N", "this many answers, the next one with the next seed"),
+    SamplingOption("seed", Seed, "--seed", "N", "seed of the draws (default: a new one, which is reported)"),
+    SamplingOption("n", Answers, "--n", "N", "this many answers, each with the next seed"),
 )
-"""All options of a generation, in the order of SamplingRequest's fields."""
+"""Every option of a generation, in the order of SamplingRequest's fields."""
 
 _BY_NAME: Final = {option.name: option for option in SAMPLING_OPTIONS}
 
 
 class SamplingRequest(PromptRequest):
-    """The options of a generation as a client sends them.
+    """Options of a generation as a client sends them.
 
-    What is left out (None) is taken from the model's generation_config; `temperature` 0 is greedy;
-    without `seed` one is drawn and reported. Generation ends at an end-of-sequence token or one of
-    `stop_token_ids` (counted, no text of theirs), at a string of `stop` (not part of the text),
-    after `max_tokens`, or at the end of the context.
+    An option that is left out (None) is taken from the model's generation_config; `temperature` 0
+    is greedy; without `seed` one is drawn and reported. Generation ends at an end-of-sequence token
+    or one of `stop_token_ids` (counted, without text), at a string of `stop` (not part of the
+    text), after `max_tokens`, or at the end of the context.
 
     `repetition_penalty` divides (multiplies, below 0) the logits of all tokens of prompt and
     answer; `presence_penalty` is subtracted from those of the answer's tokens, `frequency_penalty`
@@ -188,7 +190,7 @@ class SamplingRequest(PromptRequest):
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """The options as keywords of Client.generate; None is as good as left out."""
+    """Options as keywords of Client.generate; None is the same as leaving the option out."""
 
     max_tokens: int | None
     temperature: float | None
@@ -209,8 +211,7 @@ class SamplingKeywords(TypedDict, total=False):
 
 
 class Sampling(Struct, frozen=True):
-    """How the last stage picks a session's tokens; every default is neutral, as if the option were
-    not there.
+    """How the last stage picks a session's tokens; with its default, an option has no effect.
 
     `temperature` 0 is greedy. `logprobs` n asks for the log-probability of each picked token and
     those of the n likeliest. Until `min_tokens` tokens are generated, none is picked that would end
@@ -231,7 +232,7 @@ class Sampling(Struct, frozen=True):
 
 
 def sampling_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `options` say as fields of SamplingRequest, those that are None left out.
+    """Return `options` as fields of SamplingRequest, without those that are None.
 
     TypeError: there is no option of this name. ZrtError bad_request, in the coordinator's words: a
     value is out of range.
@@ -250,7 +251,7 @@ def sampling_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _out_of_range(name: str, error: msgspec.ValidationError) -> str:
-    """Return what the coordinator says of such a value."""
+    """Return the coordinator's message about a value out of range."""
     text, _, path = str(error).partition(" - at ")
     if path.startswith("`key`"):
         return f"generate: {text} - at {path.replace('$', f'$.{name}')}"
@@ -258,8 +259,8 @@ def _out_of_range(name: str, error: msgspec.ValidationError) -> str:
 
 
 def stage_sampling(request: SamplingRequest, defaults: Sampling) -> Sampling:
-    """Return what the last stage is told: what the request says, `defaults` where it says nothing
-    (None)."""
+    """Return what the last stage is told: the request's values, `defaults` where the request says
+    nothing (None)."""
     said = {name: getattr(request, name) for name in Sampling.__struct_fields__}
     return replace(defaults, **{name: value for name, value in said.items() if value is not None})
 

@@ -14,10 +14,10 @@ from zrt.runtime.messages.sampling import Sampling, TokenLogprobs
 
 
 class SampledToken(Struct, array_like=True):
-    """One token the last stage picked: it stands at history index `index`; `times` are its step's,
-    one entry a stage.
+    """One token that the last stage picked, at history index `index`; `times` are its step's, one
+    entry per stage.
 
-    `logprobs` are there if the session asked for them.
+    `logprobs` is there if the session asked for log-probabilities.
     """
 
     session: U64
@@ -29,13 +29,13 @@ class SampledToken(Struct, array_like=True):
 
 
 class Sampled(Control):
-    """The tokens of one turn of the last stage."""
+    """Tokens picked in one turn of the last stage."""
 
     tokens: list[SampledToken]
 
 
 class Filled(Control):
-    """A replay, or a chunk of a prompt, has been run up to `upto` tokens at stage `stage`."""
+    """Notice that stage `stage` has run a replay, or a chunk of a prompt, up to `upto` tokens."""
 
     session: U64
     epoch: U64
@@ -44,8 +44,8 @@ class Filled(Control):
 
 
 class StepFailed(Control):
-    """A step could not be run. With `kv_gap`, `have` is how many tokens the stage holds: the
-    coordinator replays from there."""
+    """Notice that a step could not be run. With `kv_gap`, `have` is how many tokens the stage
+    holds: the coordinator replays from there."""
 
     session: U64
     epoch: U64
@@ -55,14 +55,14 @@ class StepFailed(Control):
 
 
 class Open(Control):
-    """Adopt this epoch of a session before any of its steps; the reply is `Opened`.
+    """Request to adopt this epoch of a session before any of its steps; the reply is `Opened`.
 
     `route` are the replicas in stage order and `stage` the receiver's place in it. `length` is the
     number of tokens the history has now, `prompt_length` how many of them are the prompt, and
     `page_keys` name its full pages (see page_keys.py). With `gather` the first stage runs its steps
-    together with those of its slot that are on their way. To the last stage alone: the token ids,
-    where generation stops (`eos`: the ids that end it; `max_length`: the history's largest length),
-    how to sample, and `credit`: the history length up to which the ring may run unasked.
+    together with those of its slot that are on their way. Only the last stage is told the token
+    ids, where generation stops (`eos`: the ids that end it; `max_length`: the history's largest
+    length), how to sample, and `credit`: the history length up to which the ring may run unasked.
     """
 
     session: U64
@@ -82,13 +82,14 @@ class Open(Control):
 
 
 class Opened(Control):
-    """How many tokens of this session's history the stage holds."""
+    """Answer to Open: how many tokens of the session's history the stage holds."""
 
     have: U64
 
 
 class Credit(Control):
-    """The ring may grow the history up to `upto` tokens, from now on in micro-batch `slot`."""
+    """Permission for the ring to grow the history up to `upto` tokens, from now on in micro-batch
+    `slot`."""
 
     session: U64
     epoch: U64
@@ -97,10 +98,10 @@ class Credit(Control):
 
 
 class Close(Control):
-    """Free what the session holds here; unknown sessions are ignored. Epochs older than `epoch` are
-    dead afterwards.
+    """Request to free what the receiver holds of the session; unknown sessions are ignored. Epochs
+    older than `epoch` are dead afterwards.
 
-    `page_keys` name the full pages of its history: those held stay as cache for sessions of an
+    `page_keys` name the full pages of its history: held pages stay as cache for sessions with an
     equal prefix.
     """
 
@@ -110,9 +111,9 @@ class Close(Control):
 
 
 class HandOver(Control):
-    """From a block server to the one before it on a route: rows for it may lie in memory from now
-    on, as that one offered (`Header.near`); or, if it `takes` them so no more, are to come as
-    bytes."""
+    """Notice from a block server to the previous one on a route: with `takes`, rows for the sender
+    may lie in memory from now on, as the receiver offered (`Header.near`); without it, they are to
+    come as bytes again."""
 
     takes: bool = True
 

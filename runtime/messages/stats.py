@@ -1,5 +1,5 @@
-"""What a process says of its work in each beat: turns, KV pages, and those it works with (ranks,
-layer workers)."""
+"""What a process says of its work in each beat: turns, KV pages, and the ranks and layer workers it
+works with."""
 
 from typing import Literal
 
@@ -19,18 +19,18 @@ class KvStats(Struct, frozen=True):
 
 
 RankState = Literal["starting", "joining", "loading", "ready", "lost"]
-"""A rank's process starts, joins its group's communicator, reads its shard, serves; it is lost once
-its group is broken or has ended."""
+"""State of a rank: its process starts, joins its group's communicator, reads its shard, serves; it
+is lost once its group is broken or has ended."""
 
 
 class RankLoad(Struct):
-    """What a leader knows of one rank (the leader is rank 0), over all groups since it got its
-    assignment.
+    """What a leader knows of one rank (the leader is rank 0), over all groups since the leader got
+    its assignment.
 
-    Microseconds, in all: `forward_us` what its forwards took, `drain_us` how long after the fan-out
-    its replies came. `free_mb` of `total_mb` MiB of its device's memory are free (on a CPU, of the
-    machine's), and `rss_bytes` is the process's own resident memory. `errors` counts the operations
-    that it answered with an error or not at all, `error` is the last of these.
+    Microseconds, in all: `forward_us` what the rank's forwards took, `drain_us` how long after the
+    fan-out its replies came. `free_mb` of `total_mb` MiB of its device's memory are free (on a CPU,
+    of the machine's), and `rss_bytes` is the process's own resident memory. `errors` counts the
+    operations that it answered with an error or not at all, `error` is the last of these.
     """
 
     rank: U64
@@ -48,13 +48,13 @@ class RankLoad(Struct):
 
 class GroupStep(Struct):
     """One operation of a group, as its leader clocked it: a step (`op` is step_batch), or any other
-    that failed.
+    operation that failed.
 
-    `serial` counts them from 1, `age_ms` is how long before the load was told it ended; it ran
-    `rows` tokens of `sessions` sessions. Lists have an entry a rank, the leader's first:
-    `forward_us` what its forward took (0: it did not say), `drain_us` how long after the fan-out
-    its reply came (the leader's own part: was done), `errors` the kind of what it answered instead,
-    or was found guilty of.
+    `serial` counts the operations from 1, `age_ms` is how long before the load was told the
+    operation ended; it ran `rows` tokens of `sessions` sessions. Lists have an entry per rank, the
+    leader's first: `forward_us` the time of its forward (0: it did not say), `drain_us` how long
+    after the fan-out its reply came (for the leader: its own part was done), `errors` the kind of
+    the error that it answered with, or was found guilty of.
     """
 
     serial: U64
@@ -72,10 +72,11 @@ class GroupLoad(Struct):
     """A tensor-parallel group: its ranks, and how often it was formed anew since its leader got its
     assignment.
 
-    `state` is forming, loading, ready, broken or ended. `comm_id` begins the communicator's id,
-    `comm_age_s` is how old that is (0: it is not formed). `steps` ran since the assignment came,
-    and sending them to the ranks took `fan_out_us` in all; `recent` are the last ones (a few
-    dozen), the latest last. `fault` is why the last group broke, empty if none did.
+    `state` is forming, loading, ready, broken or ended. `comm_id` is the beginning of the
+    communicator's id, `comm_age_s` the communicator's age (0: it is not formed). `steps` ran since
+    the assignment came, and sending them to the ranks took `fan_out_us` in all; `recent` are the
+    last steps (a few dozen), the latest last. `fault` is why the last group broke, empty if none
+    did.
     """
 
     state: str
@@ -101,9 +102,9 @@ class WorkerLoad(Struct):
     layers' files it has `held_bytes`; `pushed_bytes` were sent to this incarnation in all,
     `push_bytes` for the layers that it has or gets now, at a pace of `push_bytes_s`. Of its
     device's `total_mb` MiB of memory `free_mb` were free when it was asked. Microseconds:
-    `latency_us` a question and its answer, `layer_us` one token through one layer, as it measured,
-    `hop_us` a turn's hop there and back with what it computes, `overhead_us` without that (medians
-    of the last), of `hops` in all.
+    `latency_us` a request and its answer, `layer_us` one token through one layer, as the worker
+    measured, `hop_us` a turn's hop there and back with what the worker computes, `overhead_us` the
+    hop without that (medians of the last hops), of `hops` in all.
     """
 
     name: str
@@ -125,9 +126,9 @@ class WorkerLoad(Struct):
 
 
 class LendLoad(Struct):
-    """A stage that lends blocks: those it runs itself (`own`, "0,4-7"), and its workers.
-    `waits_for` says in words what keeps it from being loaded, empty if nothing does; `rebuilds`
-    counts how often its layers were given out anew."""
+    """A stage that lends blocks: the blocks it runs itself (`own`, "0,4-7"), and its workers.
+    `waits_for` says in words what keeps the stage from being loaded, empty if nothing does;
+    `rebuilds` counts how often its layers were given out anew."""
 
     own: str = ""
     waits_for: str = ""
@@ -138,9 +139,10 @@ class LendLoad(Struct):
 class Load(Struct):
     """A block server's counters since its start; times in microseconds.
 
-    What came too late and was dropped: `dropped_stale` steps, opens and credits of older epochs,
-    `stale` messages meant for another incarnation or sent by a coordinator it has not joined.
-    `handed` counts the messages whose rows it left in memory for the next stage.
+    Counters of what came too late and was dropped: `dropped_stale` steps, opens and credits of
+    older epochs, `stale` messages meant for another incarnation or sent by a coordinator that the
+    block server has not joined. `handed` counts the messages whose rows it left in memory for the
+    next stage.
     """
 
     sessions: U64 = 0
@@ -155,6 +157,7 @@ class Load(Struct):
     group: GroupLoad | None = None
     turn_p50_us: U64 = 0
     turn_p95_us: U64 = 0
-    """Of the turns since about a minute ago, the last few hundred at most."""
+    """`turn_p50_us` and this 95th percentile are over the turns of about the last minute, at most
+    the last few hundred."""
     lend: LendLoad | None = None
     handed: U64 = 0

@@ -1,5 +1,5 @@
-"""Models as files: what one is, what its checkpoint holds, and how it gets here. No torch, so that
-a coordinator may plan with it.
+"""Models as files: what a model is, what its checkpoint holds, and how it gets to this machine. No
+torch, so that a coordinator may plan with it.
 
 In reading order:
 

@@ -39,24 +39,25 @@ COMMANDS: Final = {
     "worker": "lend this machine's memory to a cluster",
     "actor": "start one process by hand",
 }
-"""What `zrt --help` says of each command, by the name of the command and, but for IN_ANOTHER_FILE,
-of its file."""
+"""The line of `zrt --help` for each command, by the command's name, which is also its file's name,
+except for IN_ANOTHER_FILE."""
 IN_ANOTHER_FILE: Final = {"undrain": ("drain", "UndrainCommand")}
-"""Commands that belong together with another: its file, and their class there."""
+"""Commands that are in another command's file: that file, and the command's class there."""
 
 
 class Command(Protocol):
-    """A command's file. It is imported when its command is asked for, and `zrt --help` or another
-    command waits for nothing of it."""
+    """A command's file. It is imported when its command is run, so that `zrt --help` and other
+    commands do not wait for it."""
 
     DESCRIPTION: str
-    """What `zrt COMMAND --help` says of it."""
+    """Text of `zrt COMMAND --help`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the words of the command."""
+        """Add the command's arguments."""
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Do what the words say: the exit status. ZrtError: the reason why it failed."""
+        """Run the command with these arguments, and return the exit status. ZrtError: the reason
+        why it failed."""
 
 
 def load(name: str) -> Command:

@@ -50,13 +50,13 @@ def _add_block_server(kinds: Any) -> None:
 
 
 def _add_tp_rank(kinds: Any) -> None:
-    about = "a tensor-parallel rank: its leader, or anybody's JSON, tells it what to do"
+    about = "a tensor-parallel rank: takes its requests from its leader, or as JSON from any peer"
     rank = _add_kind(kinds, "tp-rank", tp_rank, about)
     rank.add_argument(
         "--rank", type=argument_types.count, metavar="R", required=True, help="its place in the group, from 1 on"
     )
     rank.add_argument(
-        "--world", type=argument_types.positive, metavar="N", required=True, help="the ranks of the group"
+        "--world", type=argument_types.positive, metavar="N", required=True, help="number of ranks in the group"
     )
     _add_process_arguments(rank, "default: rankR-PID")
 
@@ -70,29 +70,29 @@ def _add_coordinator(kinds: Any) -> None:
         type=argument_types.seconds,
         default=0.0,
         metavar="S",
-        help="wait so long for a port that is taken",
+        help="seconds to wait for a port that is taken",
     )
     _add_cluster_id(parser)
 
 
 def _add_process_arguments(parser: argparse.ArgumentParser, name: str) -> None:
-    """Take what every process that computes is told."""
+    """Add the arguments of every process that computes."""
     parser.add_argument("--name", type=argument_types.name, help=name)
     parser.add_argument("--device", type=argument_types.device, default="cpu", help="cpu, cuda:0, … (default: cpu)")
     parser.add_argument(
         "--threads",
         type=argument_types.positive,
         metavar="N",
-        help="CPU threads for products (default: one for each core)",
+        help="CPU threads for matrix products (default: one for each core)",
     )
     parser.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
 
 
 def add_member_arguments(parser: argparse.ArgumentParser, name: str, memory: str) -> None:
-    """Take what a process that joins a coordinator is told; `name` and `memory` tell the defaults
-    of those."""
+    """Add the arguments of a process that joins a coordinator; `name` and `memory` are help texts:
+    the default of `--name`, and of `--memory`."""
     parser.add_argument(
-        "--join", metavar="ENDPOINT", required=True, help="the coordinator's, such as tcp://10.0.0.1:7411"
+        "--join", metavar="ENDPOINT", required=True, help="the coordinator's endpoint, such as tcp://10.0.0.1:7411"
     )
     _add_process_arguments(parser, name)
     parser.add_argument(
@@ -107,7 +107,7 @@ def add_member_arguments(parser: argparse.ArgumentParser, name: str, memory: str
 
 
 def _add_cluster_id(parser: argparse.ArgumentParser) -> None:
-    text = "of the cluster it belongs to: one that takes an earlier one's place has its id (default: a new one, or what it joins first)"
+    text = "id of the cluster it belongs to; a replacement has its predecessor's (default: a new one, or that of the cluster it joins first)"
     parser.add_argument("--cluster-id", metavar="ID", default="", help=text)
 
 

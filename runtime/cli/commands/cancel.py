@@ -12,7 +12,7 @@ DESCRIPTION = "End a session."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "session", type=argument_types.session, metavar="SESSION", help="its id, as `zrt status` shows it"
+        "session", type=argument_types.session, metavar="SESSION", help="the session's id, as `zrt status` shows it"
     )
     add_connect_argument(parser)
 

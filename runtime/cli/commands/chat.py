@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, answer, ask again, with the whole talk as context, until the input ends: the exit
+    """Ask, answer, ask again, with the whole chat as context, until the input ends; return the exit
     status, 1 if an answer failed.
 
-    Ctrl-C ends the answer that is being given; between answers, the talk. The loop stands still
-    while a line is awaited: nothing is open then.
+    Ctrl-C ends the answer that is being given; between answers, the chat. The event loop stands
+    still while a line is awaited: nothing is open then.
     """
     sampling = given_sampling(arguments)
     messages: list[dict[str, str]] = []
@@ -59,11 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _line() -> str | None:
-    """Return the next line of the talk; None at its end."""
+    """Return the next line of the chat; None at its end."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if terminal:
         with suppress(ImportError):
-            import_module("readline")  # input() edits lines with it
+            import_module("readline")  # lets input() edit lines
     try:
         return input("> " if terminal else "").strip()
     except EOFError:
@@ -71,15 +71,15 @@ def _line() -> str | None:
     except KeyboardInterrupt:
         if not terminal:
             raise
-        interruptible()  # this one is answered here: what runs next is not to see it
+        interruptible()  # handled here: the next command must not see this Ctrl-C
     if terminal:
         print()
     return None
 
 
 async def _reply(client: Client, messages: list[dict[str, str]], sampling: dict[str, Any]) -> str:
-    """Print the answer to the last message, and return what came of it, also when Ctrl-C ended it.
-    The second Ctrl-C is KeyboardInterrupt."""
+    """Print the answer to the last message, and return its text, also when Ctrl-C ended the answer.
+    A second Ctrl-C raises KeyboardInterrupt."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     stream, got = client.generate(messages=messages, **sampling), [Answer()]

@@ -17,7 +17,7 @@ from zrt.runtime.process.terminal import say
 DESCRIPTION = """Bring the cluster down, and return when it is gone. No session is taken any more; those that are there may finish until the time
 is up. A second `zrt down` does not wait for them."""
 NAME_S: Final = 1.0
-"""How long a cluster that is to end may take to say its name."""
+"""Seconds that a cluster that is to end may take to say its name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def bring_down(endpoint: str | None, timeout: float) -> int:
-    """Bring the cluster down, once no session runs or the time is up, and return when it is gone,
-    its `zrt up` with it if that runs on this machine: the exit status."""
+    """Bring the cluster down, once no session runs or the time is up, and return the exit status
+    when the cluster is gone, with its `zrt up` if that runs on this machine."""
     async with Client(endpoint) as client:
         parent = runfiles.parent_of(client.endpoint)
         ended = None if parent is None else _end_of(parent)
         name = "the cluster"
-        with suppress(ZrtError, TimeoutError):  # one that does not answer is told to end all the same
+        with suppress(ZrtError, TimeoutError):  # a cluster without an answer is told to end all the same
             name = (await asyncio.wait_for(client.status(), NAME_S)).name
         try:
             await client.down(timeout)

@@ -16,7 +16,7 @@ keeps its weights. Ctrl-C ends this command, but not the drain: `zrt undrain` do
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the block server's, as `zrt status` shows it")
+    parser.add_argument("name", metavar="NAME", help="the block server's name, as `zrt status` shows it")
     parser.add_argument(
         "--timeout",
         type=argument_types.seconds,
@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _drain(endpoint: str | None, name: str, timeout: float) -> int:
-    """Take a block server out of service: the exit status. How its sessions get on, and what became
-    of them, go to stderr."""
+    """Take a block server out of service, and return the exit status. Progress and fate of its
+    sessions go to stderr."""
     said = ""
 
     def tell(event: Drained) -> None:
@@ -61,12 +61,12 @@ def _drained(event: Drained) -> str:
 
 
 class UndrainCommand:
-    """The command that takes a drain back."""
+    """The command `zrt undrain`, which undoes a drain."""
 
     DESCRIPTION = "Let a drained block server serve again."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("name", metavar="NAME", help="the block server's")
+        parser.add_argument("name", metavar="NAME", help="the block server's name")
         add_connect_argument(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:

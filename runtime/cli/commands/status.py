@@ -9,8 +9,8 @@ DESCRIPTION = "Show the cluster's processes and sessions."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout; with --watch, one a line")
-    parser.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout; with --watch, one per line")
+    parser.add_argument("--watch", action="store_true", help="print again and again, until Ctrl-C")
     add_connect_argument(parser)
 
 
@@ -22,4 +22,4 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not arguments.watch:
             raise
-        return 0  # it is how a watch ends
+        return 0  # Ctrl-C is how a watch ends

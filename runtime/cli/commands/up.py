@@ -21,8 +21,8 @@ With --prompt or --token-ids: ask once, stream the answer, and bring the cluster
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
     add_listen_arguments(parser)
-    parser.add_argument("--detach", action="store_true", help="return when the cluster is ready; it runs on")
-    parser.add_argument("--log", action="store_true", help=argparse.SUPPRESS)  # what --detach starts writes one
+    parser.add_argument("--detach", action="store_true", help="return when the cluster is ready, and leave it running")
+    parser.add_argument("--log", action="store_true", help=argparse.SUPPRESS)  # set by --detach
     parser.add_argument(
         "--prompt",
         type=argument_types.text,

@@ -12,7 +12,8 @@ CONFIG_BYTES_MAX: Final = 16 << 20
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the JSON object in `folder`/config.json. `bad_model` when it is missing or none."""
+    """Return the JSON object in `folder`/config.json. Errors: bad_model when the file is missing or
+    no JSON object."""
     path = folder / "config.json"
     try:
         with path.open("rb") as file:
@@ -33,7 +34,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """Return the config.json that came in a message. ZrtError bad_model."""
+    """Return the JSON object of a config.json that came in a message. Errors: bad_model."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -46,8 +47,8 @@ def parse_config(text: str) -> dict[str, Any]:
 class Keys:
     """Typed look-ups in a config, or in a table of it; every failure names the key.
 
-    `absent` stands in for a missing key. `null` (where there is one) stands in for a null value,
-    and for an `absent` of None.
+    `absent` stands in for a missing key. `null` (where a look-up takes it) stands in for a null
+    value, and for an `absent` of None.
     """
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
@@ -63,7 +64,7 @@ class Keys:
         return ZrtError("unsupported", f"config.json: {self._prefix}{key} {self.values.get(key)!r} {why}")
 
     def size(self, key: str, absent: int | None = None, null: int | None = None, *, least: int = 1) -> int:
-        """Return a whole number from `least` on."""
+        """Return the whole number at `key`, at least `least`."""
         value = self.values.get(key, absent)
         if value is None:
             value = null
@@ -72,11 +73,11 @@ class Keys:
         return value
 
     def size_or_none(self, key: str, absent: int | None) -> int | None:
-        """Return a whole number, as `size`, or None for null."""
+        """Return the whole number at `key`, as `size` does, or None for null."""
         return None if self.values.get(key, absent) is None else self.size(key, absent)
 
     def number(self, key: str, absent: float | None = None, null: float | None = None, *, zero: bool = False) -> float:
-        """Return a finite number above 0, or from 0 on where `zero` allows it."""
+        """Return the finite number at `key`: above 0, or from 0 on with `zero`."""
         value = self.values.get(key, absent)
         if value is None:
             value = null
@@ -85,11 +86,11 @@ class Keys:
         return float(value)
 
     def number_or_none(self, key: str, absent: float | None, *, zero: bool = False) -> float | None:
-        """Return a number, as `number`, or None for null."""
+        """Return the number at `key`, as `number` does, or None for null."""
         return None if self.values.get(key, absent) is None else self.number(key, absent, zero=zero)
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
-        """Return a list of `length` numbers above 0."""
+        """Return the list at `key` of `length` numbers above 0."""
         values = self.values.get(key)
         if (
             not isinstance(values, list)
@@ -106,7 +107,7 @@ class Keys:
         return value
 
     def ids(self, key: str, absent: int | None) -> tuple[int, ...]:
-        """Return token ids: one, a list of them, or none for null."""
+        """Return the token ids at `key`: one, a list of them, or none for null."""
         value = self.values.get(key, absent)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in ids):

@@ -2,7 +2,8 @@
 and the defaults of absent keys.
 
 Source: the configuration and model classes of transformers 5. All families run in one decoder; a
-row says how they differ, and what it does not mention is as in llama. Pure: imports no torch.
+row says how a family differs, and what the row does not mention is as in llama. Pure: imports no
+torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +25,8 @@ from zrt.runtime.models.architecture.layer_patterns import (
 
 
 class Norms(NamedTuple):
-    """The norms of a block, by the names of their tensors: before attention, after it, before the
-    MLP, after it. None: there is none."""
+    """Norms of a block, by the names of their tensors: before attention, after attention, before
+    the MLP, after the MLP. None: the block has no such norm."""
 
     attention: str | None
     attention_out: str | None
@@ -41,7 +42,7 @@ AROUND: Final = Norms(
 
 
 class Number(NamedTuple):
-    """A number from the config: its key, and what it is when absent (None: off)."""
+    """A number from the config: its key, and its value where the key is absent (None: off)."""
 
     key: str
     absent: float | None
@@ -66,7 +67,7 @@ class Family:
     wide_norms: bool = False  # the norm's weight is applied in float32, before rounding
     norms_plus_one: bool = False  # the norm's weight is kept as its difference from 1
     qk_norm: Literal["head", "width"] | None = None  # q and k are normed head by head, or over all heads at once
-    activation: tuple[str, str] = ("hidden_act", "silu")  # key, absent
+    activation: tuple[str, str] = ("hidden_act", "silu")  # the config's key, and the value where it is absent
     windows: Callable[[Keys, int], tuple[Window, ...]] = full_attention
     rotates: Callable[[Keys, int], tuple[bool, ...]] = all_blocks
     rope_theta: float = 10_000.0

@@ -1,4 +1,5 @@
-"""What a model's makers want: generation_config.json, and the ids that end an answer. No torch.
+"""Sampling defaults that a model comes with: generation_config.json, and the ids that end an
+answer. No torch.
 
 Keys and their neutral values are those of transformers' GenerationConfig.
 """
@@ -40,8 +41,8 @@ NEUTRAL: Final[dict[str, object]] = {
     "dola_layers": None,
     "token_healing": False,
 }
-"""What changes an answer in transformers and not here, with the value that asks for nothing (null
-always does)."""
+"""Keys that change an answer in transformers and not in zrt, each with the value that has no effect
+(null never has an effect)."""
 
 
 class GenerationDefaults(Struct, frozen=True):
@@ -59,7 +60,7 @@ _KEYS: Final = {option.name: option.generation_config for option in SAMPLING_OPT
 
 
 def _file_type(option: SamplingOption) -> Any:
-    """Return the type of what the file may say of an option: all that the stage that samples takes,
+    """Return the type of an option's value in the file: all values that the sampling stage takes,
     such as a top_p of 0."""
     return _STAGE_TYPES.get(option.name, option.type) | None
 
@@ -84,8 +85,8 @@ def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Return every id that ends an answer: the union of config.json, generation_config.json and the
     tokenizer.
 
-    They differ in practice: the tokenizer may name the end of a text and generation_config the end
-    of a turn. Errors: bad_model.
+    The three differ in practice: the tokenizer may name the end of a text and generation_config the
+    end of a turn. Errors: bad_model.
     """
     ids = set(Keys(read_config(folder)).ids("eos_token_id", None))
     said = _read(folder / "generation_config.json", _GenerationJson).eos_token_id
@@ -96,8 +97,8 @@ def eos_ids(folder: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults:
-    """Return what generation_config.json asks for. As in transformers, a model that does not say
-    `do_sample` is greedy, and what it says of top-k, top-p and min-p holds for those who ask for a
+    """Return the defaults in generation_config.json. As in transformers, a model without
+    `do_sample` is greedy, and its top-k, top-p and min-p hold for requests that ask for a
     temperature. Errors: bad_model, also for a value out of range."""
     file = folder / "generation_config.json"
     said = _read(file, _GenerationJson)
@@ -109,7 +110,8 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
 
 
 def _unheeded(said: dict[str, Any]) -> tuple[str, ...]:
-    """Return `key value` of what would change an answer in transformers and is not done here."""
+    """Return `key value` for each setting that changes an answer in transformers and is not applied
+    here."""
     asked = ((key, said.get(key)) for key in NEUTRAL)
     return tuple(
         f"{key} {msgspec.json.encode(value).decode()[:40]}"
@@ -122,7 +124,8 @@ _Said = TypeVar("_Said")
 
 
 def _read(file: Path, kind: type[_Said]) -> _Said:
-    """Read `file` as `kind`, other keys left alone; an empty one if the folder has no such file."""
+    """Read `file` as `kind`, other keys left alone; return an empty `kind` if the folder has no
+    such file."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Which blocks of a model see all tokens and which a window, and which rotate: read from a config,
-by global index. Pure: no torch.
+"""Which blocks of a model see all tokens and which a window, and which blocks rotate: read from a
+config, by global index. Pure: no torch.
 
 `layer_types` says which blocks have the window, in every family that knows it; the functions below
-are what holds where it is absent.
+give the pattern that holds where it is absent.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from zrt.runtime.models.architecture.config_json import Keys
 
 Window = int | None
-"""How many tokens a token sees, itself included; None: all before it."""
+"""How many tokens a token sees, itself included; None: all tokens before it."""
 
 
 def full_attention(keys: Keys, num_blocks: int) -> tuple[Window, ...]:
@@ -69,8 +69,8 @@ def all_blocks(keys: Keys, num_blocks: int) -> tuple[bool, ...]:
 
 
 def some_blocks(keys: Keys, num_blocks: int) -> tuple[bool, ...]:
-    """Return which blocks rotate: those marked 1 in `no_rope_layers`; where it is absent, all but
-    each `no_rope_layer_interval`th."""
+    """Return which blocks rotate: those marked 1 in `no_rope_layers`; where that key is absent, all
+    but each `no_rope_layer_interval`th."""
     marks = keys.values.get("no_rope_layers")
     if marks is None:
         interval = keys.size("no_rope_layer_interval", 4)

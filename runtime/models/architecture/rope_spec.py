@@ -1,5 +1,5 @@
-"""What a model's rotary embedding is, read from its config. Pure: imports no torch; `rope` computes
-it.
+"""The rotary embedding of a model, read from its config. Pure: imports no torch; `rope` computes
+the embedding.
 
 Source: `modeling_rope_utils` of transformers 5, whose older key names (`rope_scaling`, `type`,
 `rope_theta` beside it) are read too.
@@ -24,7 +24,7 @@ class Rope:
 
     `dim`: how many numbers of a head are rotated, from its first on. `original`: positions the
     model was made for before its reach was stretched. `attention_factor` multiplies cos and sin.
-    `reruns`: when a session outgrows `original`, all of it is run again.
+    `reruns`: when a session outgrows `original`, its whole history is run again.
     """
 
     kind: str
@@ -44,8 +44,8 @@ class Rope:
 
     @property
     def by_length(self) -> bool:
-        """Return whether a token's rotation depends on the length of the sequence it was run in,
-        not on its position alone."""
+        """Whether a token's rotation depends on the length of the sequence it was run in, not on
+        its position alone."""
         return self.kind in ("dynamic", "longrope")
 
     def reach(self, max_positions: int) -> int:
@@ -72,10 +72,10 @@ def read_rope(
     """Return the rope that the table `rope` of `config` describes; an empty table is the default
     rope with base `theta`.
 
-    `renamed`: types by the names a family also gives them. `partial`: whether the family rotates a
-    part of a head where `partial_rotary_factor` says so. `original` overrides the table's.
-    `reruns`: whether the family's longrope is `Rope.reruns`. Errors: `unsupported` for an unknown
-    type, `bad_model` for a wrong key.
+    `renamed`: rope types by the names that a family gives them besides. `partial`: whether the
+    family rotates a part of a head where `partial_rotary_factor` says so. `original` overrides the
+    table's value. `reruns`: whether the family's longrope is `Rope.reruns`. Errors: `unsupported`
+    for an unknown type, `bad_model` for a wrong key.
     """
     said = rope.values.get("rope_type", rope.values.get("type", "default"))
     kind = renamed.get(said, said) if isinstance(said, str) else said
@@ -98,7 +98,7 @@ def read_rope(
 
 
 def _scaling(kind: str, rope: Keys, dim: int, max_positions: int, original: int | None) -> dict[str, Any]:
-    """Return the fields of `Rope` that this kind has."""
+    """Return the fields of `Rope` that the rope type `kind` has."""
     if kind == "default":
         return {}
     if kind == "linear":
@@ -142,7 +142,7 @@ def _scaling(kind: str, rope: Keys, dim: int, max_positions: int, original: int 
 
 def _yarn_attention_factor(rope: Keys, factor: float) -> float:
     """Return the attention factor of YaRN (arXiv 2309.00071), section 3.4; with `mscale` and
-    `mscale_all_dim`, the quotient of both."""
+    `mscale_all_dim`, the quotient of the two."""
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

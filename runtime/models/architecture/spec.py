@@ -24,8 +24,8 @@ ACTIVATIONS: Final[Mapping[str, Literal["silu", "gelu_tanh"]]] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """The ways in which one block differs from others: `window`, the tokens a token sees, itself
-    included (None: all); `rope` (None: no rotation)."""
+    """How one block differs from others: `window`, the tokens a token sees, itself included (None:
+    all); `rope` (None: no rotation)."""
 
     window: int | None
     rope: Rope | None
@@ -33,11 +33,11 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The features of one model. Sizes are counts of numbers, not bytes; `eos_ids` are those of
+    """Features of one model. Sizes are counts of numbers, not bytes; `eos_ids` are those of
     config.json alone.
 
     `blocks` are by global index. `wide_norms`: a norm's weight is applied in float32, before
-    rounding; `norms_plus_one`: it is kept as its difference from 1. `qk_norm`: q and k are normed
+    rounding; `norms_plus_one`: it is stored as its difference from 1. `qk_norm`: q and k are normed
     head by head, or each over all its heads at once. `fused`: on disk, q, k and v are one tensor,
     and gate and up another. Scales and soft-caps are factors; 1.0 and None mean that there is none.
     """
@@ -67,7 +67,7 @@ class ModelSpec:
     qk_norm: Literal["head", "width"] | None = None
     activation: Literal["silu", "gelu_tanh"] = "silu"
     embedding_scale: float = 1.0
-    embedding_scale_rounds: bool = False  # to the model's dtype, before it is applied
+    embedding_scale_rounds: bool = False  # the scale is rounded to the model's dtype before it is applied
     residual_scale: float = 1.0
     attention_softcap: float | None = None
     logits_divisor: float = 1.0
@@ -75,26 +75,26 @@ class ModelSpec:
 
     @property
     def rope_dim(self) -> int:
-        """Return how many numbers of a head are rotated, the same in every block that rotates."""
+        """How many numbers of a head are rotated, the same in every block that rotates."""
         return next((block.rope.dim for block in self.blocks if block.rope is not None), self.head_dim)
 
     @property
     def rope_switch(self) -> int | None:
-        """Return the tokens beyond which a session has to be run again from its first token, since
-        all are rotated otherwise; None for most models."""
+        """The number of tokens beyond which a session has to be run again from its first token,
+        since all tokens are rotated otherwise; None for most models."""
         ropes = (block.rope for block in self.blocks)
         return next((rope.original for rope in ropes if rope is not None and rope.reruns), None)
 
     def rope_length(self, prompt: int, history: int) -> int:
-        """Return the length that ropes which depend on it take a session to have: `rope_length` of
-        the session's `turn.BatchStep`s.
+        """Return the session length for ropes that depend on it: `rope_length` of the session's
+        `turn.BatchStep`s.
 
         `prompt` and `history` are the session's tokens when it began and now. Keys and values
-        computed under one such length cannot serve under another. 0 for most models: every token is
-        rotated by its own position alone.
+        computed under one such length cannot serve under another. The length is 0 for most models:
+        every token is rotated by its own position alone.
 
-        As transformers generates: a prompt is rotated by its whole length, and every later token by
-        the length that ends with it, for good; save that in a family whose longrope reruns, the
+        As in transformers' generation, a prompt is rotated by its whole length, and every later
+        token by the length that ends with it, for good; but in a family whose longrope reruns, the
         whole history is rotated by its length, and run again when that changes.
         """
         for block in self.blocks:
@@ -108,14 +108,14 @@ class ModelSpec:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the model in `folder`. `bad_model` when config.json is missing or wrong,
-    `unsupported` when zrt cannot run it."""
+    """Return the spec of the model in `folder`. Errors: bad_model when config.json is missing or
+    wrong, unsupported when zrt cannot run the model."""
     return spec_from_config(read_config(folder))
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec a config describes. `bad_model` names a missing or ill-typed key,
-    `unsupported` a feature zrt lacks."""
+    """Return the spec that a config describes. Errors: bad_model for a missing or ill-typed key,
+    unsupported for a feature that zrt lacks; both name the key."""
     keys = Keys(config)
     family = _family(keys)
     sizes = _sizes(keys, family)
@@ -147,8 +147,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _family(keys: Keys) -> Family:
-    """Return the family of the config's `model_type`. `unsupported` for one that zrt does not know,
-    quantised weights, or a feature that the family has here without."""
+    """Return the family of the config's `model_type`. Errors: unsupported for a `model_type` that
+    zrt does not know, quantised weights, or a feature that zrt runs the family without."""
     model_type = keys.values.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
@@ -162,7 +162,7 @@ def _family(keys: Keys) -> Family:
 
 
 class _Sizes(TypedDict):
-    """The sizes of a spec that depend on each other."""
+    """Sizes of a spec that depend on each other."""
 
     hidden_size: int
     num_blocks: int
@@ -172,7 +172,7 @@ class _Sizes(TypedDict):
 
 
 def _sizes(keys: Keys, family: Family) -> _Sizes:
-    """Return hidden size, blocks and heads. `bad_model` where they do not fit each other."""
+    """Return hidden size, blocks and heads. Errors: bad_model where they do not fit each other."""
     hidden_size = keys.size("hidden_size")
     num_blocks = keys.size("num_hidden_layers")
     num_heads = keys.size("num_attention_heads")
@@ -196,7 +196,7 @@ def _sizes(keys: Keys, family: Family) -> _Sizes:
 
 
 class _Factors(TypedDict):
-    """The scales and soft-caps of a spec."""
+    """Scales and soft-caps of a spec."""
 
     attention_scale: float
     attention_softcap: float | None
@@ -223,7 +223,7 @@ def _factors(keys: Keys, family: Family, sizes: _Sizes) -> _Factors:
 
 
 def _blocks(keys: Keys, family: Family, count: int, rope: Rope, window_rope: Rope) -> tuple[BlockSpec, ...]:
-    """Return how each of `count` blocks differs from others."""
+    """Return the spec of each of `count` blocks."""
     return tuple(
         BlockSpec(window, (rope if window is None else window_rope) if rotates else None)
         for window, rotates in zip(family.windows(keys, count), family.rotates(keys, count), strict=True)
@@ -231,17 +231,18 @@ def _blocks(keys: Keys, family: Family, count: int, rope: Rope, window_rope: Rop
 
 
 def _feature(keys: Keys, answer: bool | str) -> bool:
-    """Return a family's fixed answer, or that of the config key which it names."""
+    """Return a feature's fixed answer, or the value of the config key that it names."""
     return keys.flag(answer) if isinstance(answer, str) else answer
 
 
 def _number(keys: Keys, asked: Number | None, off: float) -> float:
-    """Return the number that a family's config key has; `off` where the family has no such key."""
+    """Return the number at the config key that `asked` names, or `off` where the family has no such
+    key."""
     return off if asked is None else keys.number(asked.key, asked.absent)
 
 
 def _number_or_none(keys: Keys, asked: Number | None) -> float | None:
-    """Return the number that a family's config key has, or None."""
+    """Return the number at the config key that `asked` names, or None."""
     return None if asked is None else keys.number_or_none(asked.key, asked.absent)
 
 

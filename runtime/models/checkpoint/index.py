@@ -30,19 +30,19 @@ from zrt.runtime.models.checkpoint.safetensors import (
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 QUANTISED: Final = re.compile(r"scale|zero_?point|packed|qweight|qzeros|absmax|quant_map|quant_state|g_idx")
-"""What the names of tensors have in them that quantisers store beside a weight, or in its place."""
+"""Parts of tensor names that quantisers store beside a weight, or in its place."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why weights cannot be used; `message` names the tensor or the file."""
+    """Reason why weights cannot be used; `message` names the tensor or the file."""
 
     kind: Kind
     message: str
 
 
 class CheckpointIndex:
-    """What a model folder's safetensors files hold. A file's header is read at first need, so files
-    of other stages may be absent."""
+    """What a model folder's safetensors files hold. A file's header is read when it is first
+    needed, so files of other stages may be absent."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class CheckpointIndex:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the weights in `folder`. `bad_model` when there are none, or their only file or
-        their index cannot be used."""
+        """Open the weights in `folder`. Errors: bad_model when there are none, or their only file
+        or their index cannot be used."""
         inventory = cls.survey(folder)
         if inventory._index is None:
             _refuse(inventory.header(folder / SINGLE_FILE).problems)
@@ -75,8 +75,8 @@ class CheckpointIndex:
 
     @classmethod
     def of(cls, files: Iterable[Path]) -> Self:
-        """Open the weights in these files, whatever folder they are in. `bad_model` when one cannot
-        be used, or two hold the same tensor."""
+        """Open the weights in these files, whatever folder they are in. Errors: bad_model when a
+        file cannot be used, or two files hold the same tensor."""
         headers = {file: read_header(file) for file in files}
         holders: dict[str, Path] = {}
         for file, header in headers.items():
@@ -91,8 +91,8 @@ class CheckpointIndex:
 
     @classmethod
     def survey(cls, folder: Path) -> Self:
-        """Open the weights in `folder`, however broken: `problems` lists what is. `bad_model` only
-        when there are none."""
+        """Open the weights in `folder`, however broken: `problems` lists what is broken. Errors:
+        bad_model only when there are no weights."""
         single, index_file = folder / SINGLE_FILE, folder / INDEX_FILE
         if single.is_file() or single.is_symlink():
             header = read_header(single)
@@ -107,12 +107,12 @@ class CheckpointIndex:
         )
 
     def names(self) -> list[str]:
-        """Return every tensor the files, or their index, say they hold."""
+        """Return every tensor that the files, or their index, say they hold."""
         return sorted(self._files)
 
     @property
     def files(self) -> list[Path]:
-        """Return the files that hold weights, whether they are there or not."""
+        """Files that hold weights, whether they are there or not."""
         found = sorted(set(self._files.values()))
         return found or [self.folder / SINGLE_FILE] if self._index is None else found
 
@@ -123,16 +123,18 @@ class CheckpointIndex:
         return self._headers[file]
 
     def stored(self, name: str) -> str:
-        """Return what the files call tensor `name`."""
+        """Return the files' name of tensor `name`."""
         return self._aliases.get(name, name)
 
     def find(self, name: str) -> TensorEntry | None:
-        """Return where a tensor lies, if it is there, though its file may be broken elsewhere."""
+        """Return where tensor `name` lies, if it is there, though its file may be broken elsewhere;
+        else None."""
         file = self._files.get(self.stored(name))
         return None if file is None else self.header(file).tensors.get(self.stored(name))
 
     def entry(self, name: str) -> TensorEntry:
-        """Return where a tensor lies. `bad_model` unless it is there, in a file that is whole."""
+        """Return where tensor `name` lies. Errors: bad_model unless it is there, in a file that is
+        whole."""
         file = self._files.get(self.stored(name))
         if file is not None:
             _refuse(self.header(file).problems)
@@ -157,12 +159,9 @@ class CheckpointIndex:
             raise ZrtError(wrong.kind, f"tensor {name} {wrong.message}")
 
     def matched(self, spec: ModelSpec) -> tuple[Self, ModelSpec]:
-        """Return this inventory and `spec` as they go together where the head is tied to the
-        embedding; as transformers has it:
-
-        files with a head besides the embedding have that head, and files with the head alone have
-        it for the embedding, too.
-        """
+        """Return this index and `spec` as they fit together where the head is tied to the
+        embedding. As in transformers, files with a head besides the embedding have that head, and
+        files with the head alone have it for the embedding, too."""
         if not spec.tied or HEAD not in self._files:
             return self, spec
         if EMBEDDING in self._files:
@@ -187,8 +186,8 @@ class CheckpointIndex:
         return found
 
     def _is_blamed(self, name: str) -> bool:
-        """Return whether a problem of its file, or of the index, says already why a tensor is not
-        there."""
+        """Return whether a problem of the tensor's file, or of the index, explains already why the
+        tensor is not there."""
         if self._index is not None and (not self._index.readable or name in self._index.damaged):
             return True
         file = self._files.get(name)
@@ -198,7 +197,7 @@ class CheckpointIndex:
         return not header.readable or name in header.damaged
 
     def _wrong(self, name: str, shape: Sequence[int]) -> Problem | None:
-        """Return what is wrong with a tensor, in words that follow its name."""
+        """Return what is wrong with a tensor, in words that follow its name; None if nothing is."""
         module = name.rpartition(".")[0]
         if module in self._quantised:
             beside = self._quantised[module]
@@ -228,8 +227,8 @@ class CheckpointIndex:
         return f"is missing from the checkpoint in {self.folder}"
 
     def _ambiguous(self, name: str) -> Problem | None:
-        """Return a tensor of the index that another file holds as well: nothing tells which of them
-        is right."""
+        """Return a problem if a file other than the index's holds the tensor as well, so that
+        nothing tells which of the two is right; else None."""
         file = self._files.get(name)
         others = [str(other) for other in self.files if other != file and name in self.header(other).tensors]
         if file is None or name not in self.header(file).tensors or not others:
@@ -240,8 +239,8 @@ class CheckpointIndex:
 
     @cached_property
     def _quantised(self) -> Mapping[str, str]:
-        """Return the modules whose weight is quantised, each with the name, within it, of a tensor
-        that tells so."""
+        """Return the modules whose weight is quantised, each with the name, within the module, of a
+        tensor that shows it."""
         found = {}
         for name in self._files:
             module, _, part = name.rpartition(".")
@@ -257,7 +256,7 @@ def _refuse(problems: Sequence[str]) -> None:
 
 
 def _instead(folder: Path) -> str:
-    """Return what a folder without weights has that looks like some."""
+    """Return what a folder without weights has that looks like weights."""
     kinds = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
     names = sorted(path.name for kind in kinds for path in folder.glob(kind))
     if not names:
@@ -266,7 +265,7 @@ def _instead(folder: Path) -> str:
 
 
 def _brief(names: Iterable[str]) -> list[str]:
-    """Return names of tensors, those that differ in nothing but the block as one:
+    """Return names of tensors, with names that differ in nothing but the block written as one:
     `model.layers.{0-3,7}.mlp.up_proj.weight`."""
     groups: dict[tuple[str, str], list[int]] = {}
     for name in names:

@@ -1,11 +1,11 @@
-"""The layers of a model as files that travel: what a master says of those it offers, before any of
-them.
+"""The layers of a model as files that travel: what a master says of the files it offers, before it
+sends any.
 
-One safetensors file a layer, with the tensors of that layer as they are stored, and
+There is one safetensors file per layer, with the tensors of that layer as they are stored, and
 `manifest.json`, which names all files with their sizes and the SHA-256 of every piece of
 PIECE_BYTES. The SHA-256 of the manifest is the offer's `model_hash`, so that it names configuration
 and weights. A master puts its files together as they are read (offer.py); a worker keeps them
-(store.py). Either side hashes each byte once, while it passes.
+(store.py). Either side hashes each byte once, as it passes.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from zrt.runtime.errors import ZrtError
 
 PIECE_BYTES: Final = 64 * 1024 * 1024
 READ_BYTES: Final = 1024 * 1024
-"""Bytes hashed at once: what was read is then still in the processor's cache."""
+"""Bytes hashed at once: few enough that they are still in the processor's cache after the read."""
 HASHERS: Final = 4
 """Threads that hash the files of one model."""
 MANIFEST: Final = "manifest.json"
@@ -29,7 +29,8 @@ Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class ManifestFile(Struct, frozen=True):
-    """`pieces`: SHA-256 in hex of every PIECE_BYTES of the file; the last piece may be shorter."""
+    """One layer's file. `pieces` are the SHA-256 in hex of every PIECE_BYTES of the file; the last
+    piece may be shorter."""
 
     name: str
     size: Size
@@ -37,7 +38,7 @@ class ManifestFile(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """`config` is the SHA-256 in hex of the config.json's text."""
+    """The files of a model's layers. `config` is the SHA-256 in hex of the config.json's text."""
 
     config: str
     files: list[ManifestFile]
@@ -48,8 +49,8 @@ def digest(data: bytes | memoryview) -> str:
 
 
 def parse_manifest(data: bytes | memoryview) -> Manifest:
-    """Return the manifest in a JSON text. ZrtError bad_request: it is none, or names what is no
-    layer's file."""
+    """Return the manifest in a JSON text. ZrtError bad_request: the text is no manifest, or names a
+    file that is no layer's."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:

@@ -112,8 +112,8 @@ def head_bytes(spec: ModelSpec, weights: WeightFormat) -> int:
 
 
 def shard_bytes(spec: ModelSpec, first: int, last: int, weights: WeightFormat) -> int:
-    """Return the bytes of a shard with blocks `first..last` (inclusive): what `Shard.nbytes` will
-    be."""
+    """Return the bytes of a shard with blocks `first..last` (inclusive): the value of
+    `Shard.nbytes` once loaded."""
     return _bytes(shard_shapes(spec, first, last), weights)
 
 

@@ -1,5 +1,5 @@
-"""Whether zrt can run the model in a folder, and what it is: from config, headers and tokenizer,
-before any process starts. No torch."""
+"""Report on the model in a folder: what it is and whether zrt can run it, from config, headers and
+tokenizer, before any process starts. No torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ from zrt.runtime.text.tokenizer import Tokenizer
 from zrt.runtime.text.tokenizer_files import TokenizerSettings
 
 SHOWN: Final = 8
-"""Problems in one error's message, and names in a note."""
+"""The most problems in one error's message, and the most names in a note."""
 
 
 class Report(msgspec.Struct):
     """A model as it was found. What could not be told is None; `weight_bytes` and `dtypes` count
-    the tensors that are used, as they lie in the files; `context` is in tokens. It can be run
-    unless there are `problems`; `notes` are good to know."""
+    the tensors that are used, as they lie in the files; `context` is in tokens. The model can be
+    run unless there are `problems`; `notes` are good to know."""
 
     model: str
     family: str | None = None
@@ -37,7 +37,7 @@ class Report(msgspec.Struct):
     weight_files: int = 0
     weight_bytes: int = 0
     dtypes: dict[str, int] = {}
-    """Bytes by dtype, as the files call it."""
+    """Bytes by dtype, as the files name the dtype."""
     tokenizer: bool = False
     chat_template: bool = False
     eos_ids: list[int] | None = None
@@ -50,8 +50,8 @@ class Report(msgspec.Struct):
 
 
 def inspect(folder: Path) -> Report:
-    """Look at everything that a model folder needs, and list all that is wrong with it. Does not
-    raise."""
+    """Return a report on everything that a model folder needs, with all that is wrong with it. Does
+    not raise."""
     report = Report(str(folder))
     spec, tokenizer = None, None
     with _blaming(report):
@@ -78,8 +78,8 @@ def inspect(folder: Path) -> Report:
 
 @contextmanager
 def _blaming(report: Report) -> Iterator[None]:
-    """Turn a ZrtError into a problem of the report, said once, however many readers of a file come
-    upon it."""
+    """Turn a ZrtError in the block into a problem of the report; a problem that several readers of
+    a file come upon is listed once."""
     try:
         yield
     except ZrtError as error:
@@ -89,10 +89,10 @@ def _blaming(report: Report) -> Iterator[None]:
 
 
 def require_weights(folder: Path, spec: ModelSpec) -> ModelSpec:
-    """Refuse weights that cannot be read, as the first problem's kind, with what `zrt check` would
-    list.
+    """Return the spec to plan by: the files have the last word on a tied head.
 
-    Returns the spec to plan by: the files have the last word on a tied head.
+    Weights that cannot be read are refused: a ZrtError of the first problem's kind, with the list
+    that `zrt check` shows.
     """
     inventory, spec = CheckpointIndex.survey(folder).matched(spec)
     problems = inventory.problems(shard_shapes(spec, 0, spec.num_blocks - 1))
@@ -105,8 +105,8 @@ def require_weights(folder: Path, spec: ModelSpec) -> ModelSpec:
 
 
 def found_spec(folder: Path, spec: ModelSpec) -> ModelSpec:
-    """Return the spec to plan by, as `require_weights` returns it; `spec` itself where the files
-    are broken or not there yet."""
+    """Return the spec to plan by, as `require_weights` does, but `spec` itself where the files are
+    broken or not there yet."""
     try:
         return CheckpointIndex.open(folder).matched(spec)[1]
     except ZrtError:

@@ -41,8 +41,8 @@ class _HeaderEntry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor in a file. `dtype` is the format's name; `begin` is its first byte, counted from the
-    start of the file."""
+    """A tensor in a file. `dtype` is the format's name; `begin` is the offset of its first byte
+    from the start of the file."""
 
     file: Path
     dtype: str
@@ -53,7 +53,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """The tensors of one file, and all that is wrong with it, in words that name the file.
+    """Tensors of one file, and all that is wrong with the file, in words that name it.
 
     A tensor whose own entry is wrong is in `damaged` instead of `tensors`. A file that is not
     `readable` has neither.
@@ -70,7 +70,7 @@ class ShardIndex:
     """The file of each tensor, by an index file, and all that is wrong with the index, in words
     that name it.
 
-    `damaged` are the tensors whose file it does not say in a way that can be used.
+    `damaged` are the tensors for which the index does not name a file that can be used.
     """
 
     files: Mapping[str, Path]
@@ -80,7 +80,8 @@ class ShardIndex:
 
 
 def read_header(file: Path) -> SafetensorsHeader:
-    """Return the header of one file. Whatever is wrong is in its `problems`: it does not raise."""
+    """Return the header of one file. Whatever is wrong is in the header's `problems`: nothing is
+    raised."""
     try:
         descriptor = open_file(file)
     except ZrtError as error:
@@ -112,8 +113,8 @@ def read_header(file: Path) -> SafetensorsHeader:
 
 
 def read_index(index: Path) -> ShardIndex:
-    """Return the files that an index names. Whatever is wrong is in its `problems`: it does not
-    raise."""
+    """Return the files that an index names. Whatever is wrong is in its `problems`: nothing is
+    raised."""
     try:
         descriptor = open_file(index)
     except ZrtError as error:
@@ -140,8 +141,8 @@ def read_index(index: Path) -> ShardIndex:
 
 
 def open_file(file: Path) -> int:
-    """Return a descriptor for reading a regular file, or a link to one; the caller's to close.
-    ZrtError bad_model."""
+    """Return a descriptor for reading a regular file, or a link to one; the caller closes it.
+    ZrtError bad_model: the file cannot be read."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -158,7 +159,8 @@ def _unreadable(problem: str) -> SafetensorsHeader:
 
 
 def _object(text: bytes) -> tuple[dict[str, Any], list[str]]:
-    """Return a JSON object, and the keys that stand twice in one of its objects. ValueError."""
+    """Return the JSON object in a text, and the keys that stand twice in one of its objects.
+    ValueError: the text is no JSON object."""
     twice: list[str] = []
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -201,7 +203,7 @@ def _header(file: Path, entries: Mapping[str, Any], twice: list[str], data: int,
 
 
 def _entry(name: str, raw: Any, file: Path, data: int) -> TensorEntry:
-    """Return one entry of a header, checked by itself. ValueError."""
+    """Return one entry of a header, checked by itself. ValueError: the entry is wrong."""
     try:
         entry = msgspec.convert(raw, _HeaderEntry)
     except msgspec.ValidationError as error:

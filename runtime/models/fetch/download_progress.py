@@ -1,4 +1,5 @@
-"""What all fetching of models shares: reports of progress, and a watch over bytes that arrive."""
+"""Parts that every way to fetch a model shares: reports of progress, and a watch over bytes that
+arrive."""
 
 import os
 import time
@@ -8,22 +9,23 @@ from pathlib import Path
 from typing import Final
 
 Progress = Callable[[int, int, str], None]
-"""Called with (done, total, what), `what` being the same while one thing goes on: bytes for a
+"""Callback with (done, total, what); `what` stays the same while one thing goes on: bytes for a
 download, else steps."""
 
 POLL_S: Final = 0.2
-"""Seconds between two looks at work that another process or library does."""
+"""Seconds between two looks at the work of another process or library."""
 STALL_S: Final = 300.0
-"""Seconds that a download may pass without a new byte; time-outs and retries of those who download
-come first."""
+"""Seconds that a download may pass without a new byte; the time-outs and retries of the downloading
+library come first."""
 
 
 def ignore(done: int, total: int, what: str) -> None:
-    """The Progress of those who want none."""
+    """Ignore a report of progress."""
 
 
 class Growth:
-    """Bytes below a folder that somebody else writes, and whether they still come."""
+    """Bytes below a folder that another process or library writes, and whether more still
+    arrive."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -14,17 +14,18 @@ from zrt.runtime.models.fetch.download_progress import POLL_S, Growth, Progress
 from zrt.runtime.watchdog import beside
 
 ANSWER_S: Final = 8.0
-"""Seconds for the hub to say what a model consists of. Connecting, resolving names and all retries
-are in it."""
+"""Seconds for the hub to list a model's files, including connecting, resolving names and all
+retries."""
 IGNORED: Final = ["*/*", "consolidated*"]
-"""Other formats in sub-folders, and the second copy of the weights that some models carry."""
+"""Files that are not fetched: other formats in sub-folders, and the second copy of the weights that
+some models carry."""
 
 
 def hub_folder(ref: str, weights: bool, progress: Progress) -> Path:
     """Return the snapshot folder of the model `ref` ("owner/name") with its *.json and *.jinja
     files and, if `weights`, its *.safetensors.
 
-    A snapshot that is whole in the cache is taken without a look at the hub. Errors: bad_model.
+    A snapshot that is whole in the cache is taken without asking the hub. Errors: bad_model.
     """
     wanted = ["*.json", "*.jinja", *(["*.safetensors"] if weights else [])]
     cached = _cached(ref, wanted)
@@ -52,8 +53,8 @@ def _cached(ref: str, wanted: list[str]) -> Path | None:
 
 
 def _size(ref: str, wanted: list[str]) -> int:
-    """Ask the hub for the bytes of the model's wanted files. TimeoutError where it does not answer,
-    and what the library raises."""
+    """Return the bytes of the model's wanted files, as the hub says. TimeoutError where the hub
+    does not answer; the library's errors pass through."""
     import huggingface_hub
 
     asked = time.monotonic()
@@ -69,8 +70,8 @@ def _size(ref: str, wanted: list[str]) -> int:
 
 
 def _download(ref: str, wanted: list[str], total: int, progress: Progress) -> Path:
-    """Fetch the wanted files, `total` bytes, into the cache. TimeoutError where nothing comes any
-    more, and what the library raises."""
+    """Fetch the wanted files, `total` bytes, into the cache. TimeoutError where no more bytes
+    arrive; the library's errors pass through."""
     import huggingface_hub
     from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -93,7 +94,7 @@ def _download(ref: str, wanted: list[str], total: int, progress: Progress) -> Pa
 
 @contextmanager
 def _hub_errors(ref: str) -> Iterator[None]:
-    """Raise what the library raises as ZrtError bad_model, with the way out."""
+    """Raise the library's errors as ZrtError bad_model, which says what to do."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
@@ -112,7 +113,7 @@ def _hub_errors(ref: str) -> Iterator[None]:
 
 
 def lacking(folder: Path, weights: bool) -> str | None:
-    """Return the first file that a model folder needs and does not have."""
+    """Return the first file that a model folder needs and does not have; None if it has all."""
     if not (folder / "config.json").is_file():
         return "config.json"
     if not weights:

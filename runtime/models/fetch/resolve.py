@@ -1,4 +1,4 @@
-"""Model references: a folder, a demo name or a hub id becomes a folder of files."""
+"""The resolver of model references: a folder, a demo name or a hub id becomes a folder of files."""
 
 import re
 from pathlib import Path

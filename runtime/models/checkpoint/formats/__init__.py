@@ -1,9 +1,9 @@
-"""How weights lie in storage: which bytes a stored matrix takes, and which of them a part of it
-takes.
+"""How weights lie in storage: which bytes a stored matrix takes, and which of these bytes a part of
+the matrix takes.
 
-A `WeightFormat` answers for shapes, bytes and cuts, so that planning, checking and loading need no
-table of dtypes. A new format is one more file here that describes its planes, and one more line in
-the registry.
+A `WeightFormat` gives shapes, bytes and cuts, so that planning, checking and loading need no table
+of dtypes. A new format is one more file here that describes its planes, and one more line in the
+registry.
 
 In reading order:
 

@@ -1,4 +1,4 @@
-"""Formats that keep each number by itself, in row-major order: cut anywhere."""
+"""Formats that store each number by itself, in row-major order; they can be cut anywhere."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""The formats there are, by name."""
+"""The registry of weight formats, by name."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,7 +11,7 @@ FORMATS: Final[Mapping[str, WeightFormat]] = {dense.name: dense for dense in DEN
 
 
 def format_of(name: str) -> WeightFormat:
-    """Return the format called `name`, such as "bfloat16". ZrtError unsupported, with the names
+    """Return the format called `name`, such as "bfloat16". ZrtError unsupported names the formats
     there are."""
     if name not in FORMATS:
         raise ZrtError("unsupported", f"weight format {name!r} is not one of {', '.join(FORMATS)}")
@@ -19,5 +19,6 @@ def format_of(name: str) -> WeightFormat:
 
 
 def item_bytes(dtype: str) -> int:
-    """Return the bytes of one number of a dtype that computes: of activations, keys and values."""
+    """Return the bytes of one number of a dtype that is computed in: of activations, keys and
+    values."""
     return format_of(dtype).nbytes((1, 1))

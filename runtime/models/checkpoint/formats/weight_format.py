@@ -1,10 +1,10 @@
 """The description of a stored matrix: one or several planes of cells, and the bytes that a part of
 the matrix takes in each. Pure arithmetic.
 
-A plane covers the matrix with equal cells, each of so many bytes, row after row of cells. Dense
+A plane covers the matrix with equal cells of a fixed number of bytes, row after row of cells. Dense
 weights are one plane of cells of one number. Packed blocks (34 bytes for each 32 columns of a row)
-are one plane of wider cells; numbers with scales beside them are two planes, of which the scales'
-has cells as large as what a scale applies to.
+are one plane of wider cells; numbers with scales beside them are two planes: a cell of the scales'
+plane is as large as the part of the matrix that one scale applies to.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from zrt.runtime.models.checkpoint.safetensors import ITEM_BYTES
 @dataclass(frozen=True, slots=True)
 class ByteRuns:
     """Byte ranges of one length at equal distances: `count` runs of `nbytes` bytes each, the first
-    at offset `first`, each next one `stride` bytes further on."""
+    at offset `first`, each following run `stride` bytes further on."""
 
     first: int
     nbytes: int
@@ -26,14 +26,14 @@ class ByteRuns:
     stride: int
 
     def __iter__(self) -> Iterator[range]:
-        """Yield the offsets of each run, ascending."""
+        """Yield the byte range of each run, ascending."""
         for number in range(self.count):
             begin = self.first + number * self.stride
             yield range(begin, begin + self.nbytes)
 
     @property
     def total(self) -> int:
-        """Return the bytes of all runs together."""
+        """Bytes of all runs together."""
         return self.nbytes * self.count
 
 
@@ -43,7 +43,7 @@ class Plane:
     matrix; None: for all rows, or all columns, that there are.
 
     Cells at the right and the lower edge are stored whole, however little of the matrix they cover.
-    `suffix` is what the plane's tensor is called by, after the name of the matrix.
+    `suffix` is what the name of the plane's tensor has after the name of the matrix.
     """
 
     dtype: str
@@ -54,7 +54,7 @@ class Plane:
 
     @property
     def cell_bytes(self) -> int:
-        """Return the bytes of one cell."""
+        """Bytes of one cell."""
         return self.items * ITEM_BYTES[self.dtype]
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
@@ -72,8 +72,8 @@ class Plane:
         return prod(self.grid(shape)) * self.cell_bytes
 
     def runs(self, shape: tuple[int, int], rows: range, columns: range) -> ByteRuns:
-        """Return the bytes, from the plane's first one on, that hold these rows and columns of a
-        matrix of this shape: as few runs as there can be."""
+        """Return the bytes, counted from the plane's first byte, that hold these rows and columns
+        of a matrix of this shape, in as few runs as possible."""
         down, across = _cells_of(rows, self.rows), _cells_of(columns, self.columns)
         row_bytes, nbytes = self.grid(shape)[1] * self.cell_bytes, len(across) * self.cell_bytes
         first = down.start * row_bytes + across.start * self.cell_bytes
@@ -84,8 +84,8 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """A way to store matrices, by its name. Tensors of one dimension (norms, biases) are stored in
-    the format `vectors`; None: in this one, as a matrix of one column."""
+    """A way to store matrices, with its name. Tensors of one dimension (norms, biases) are stored
+    in the format `vectors`; None: in this format, as a matrix of one column."""
 
     name: str
     planes: tuple[Plane, ...]
@@ -93,12 +93,12 @@ class WeightFormat:
 
     @property
     def row_block(self) -> int:
-        """Return the rows that can only be held together; 1 for dense weights."""
+        """Number of rows that can only be held together; 1 for dense weights."""
         return lcm(*(plane.rows or 1 for plane in self.planes))
 
     @property
     def column_block(self) -> int:
-        """Return the columns that can only be held together; 1 for dense weights."""
+        """Number of columns that can only be held together; 1 for dense weights."""
         return lcm(*(plane.columns or 1 for plane in self.planes))
 
     def of(self, shape: Sequence[int]) -> "WeightFormat":
@@ -118,28 +118,28 @@ class WeightFormat:
         return {plane.suffix: (plane.dtype, plane.shape(matrix)[: len(shape)]) for plane in self.of(shape).planes}
 
     def can_cut_rows(self, rows: int, at: int) -> bool:
-        """Return whether a matrix of so many rows can be stored as those before `at` and the
+        """Return whether a matrix of `rows` rows can be stored as the rows before `at` and the
         others."""
         return at in (0, rows) or (0 < at < rows and at % self.row_block == 0)
 
     def can_cut_columns(self, columns: int, at: int) -> bool:
-        """Return whether a matrix of so many columns can be stored as those before `at` and the
-        others."""
+        """Return whether a matrix of `columns` columns can be stored as the columns before `at` and
+        the others."""
         return at in (0, columns) or (0 < at < columns and at % self.column_block == 0)
 
     def runs(self, shape: Sequence[int], rows: range, columns: range) -> tuple[ByteRuns, ...]:
         """Return the bytes of each plane that hold these rows and columns (steps of 1) of a tensor
         of this shape, counted from the plane's first byte.
 
-        ZrtError unsupported, by the name of the format: it cannot be cut there.
+        ZrtError unsupported, with the name of the format: the tensor cannot be cut there.
         """
         own, matrix = self.of(shape), matrix_shape(shape)
         own.check_cut(shape, rows, columns)
         return tuple(plane.runs(matrix, rows, columns) for plane in own.planes)
 
     def check_cut(self, shape: Sequence[int], rows: range, columns: range) -> None:
-        """Raise ZrtError unsupported, by the name of the format, unless these rows and columns of a
-        tensor of this shape can be held by themselves."""
+        """Raise ZrtError unsupported, with the name of the format, unless these rows and columns of
+        a tensor of this shape can be held by themselves."""
         own, (height, width) = self.of(shape), matrix_shape(shape)
         for what, size, block, can, span in (
             ("row", height, own.row_block, own.can_cut_rows, rows),
@@ -164,7 +164,7 @@ def _cells(size: int, cell: int | None) -> int:
 
 
 def _cells_of(span: range, cell: int | None) -> range:
-    """Return the cells that cover a span of rows or columns."""
+    """Return the cells that cover the rows or columns of `span`."""
     if cell is None:
         return range(min(len(span), 1))
     return range(span.start // cell, -(-span.stop // cell))
