@@ -37,7 +37,7 @@ In reading order:
 - ranks.py: helexa's messages: a leader and its TP ranks
 - layers.py: Cake's messages: a master and its layer workers
 
-May import: msgspec, and nothing of zrt.
+May import: msgspec and runtime/errors.py.
 
 How tokens are picked, in `Generate` as in `Open`, and log-probabilities are spelled out in
 sampling.py; the prompt of a `Generate` is in prompt.py.

@@ -1,11 +1,11 @@
-"""Attention on NVIDIA GPUs.
+"""Attention on NVIDIA GPUs, over keys and values in pages. Scores and sums are in float32.
 
 In reading order:
 
-- paged_prompt.py: many tokens of a session at a time, straight from its pages
-- combine.py: parts of a history, attended to by several programs, put together, in Triton
-- paged_decode.py: attention of one token a session, in Triton, straight from the session's pages
-- place_heads.py: heads made ready for attention, in Triton
+- place_heads.py: heads normed and rotated, keys and values written to their pages
+- paged_decode.py: attention of one token a session, straight from the session's pages
+- paged_prompt.py: attention of many tokens of a session, straight from its pages
+- combine.py: the parts of a history that several programs attended to, put together
 
-May import: triton, torch and the kernels of dense/.
+May import: torch, triton and the kernels of dense/.
 """
