@@ -1,7 +1,7 @@
 """The forward of a shard on a CPU.
 
-numba is imported in this room alone. A module of kernels compiles them, or reads them from numba's
-cache, when it is imported; where numba is missing, torch does the work.
+numba is imported in this room alone. A module of kernels compiles them, or reads them from disk,
+when it is imported. Kernels take float32; for other dtypes torch's own operations do the work.
 
 In reading order:
 
