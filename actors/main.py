@@ -1,7 +1,7 @@
 """The entry point of every actor's process: `python -m zrt.actors.main KIND [--name NAME] OPTIONS`,
 as a parent starts it (options.py), or `zrt actor KIND`, as a person does.
 
-The lifeline is held first. What a kind imports besides is imported when one is to run: the
+The lifeline is held first. Whatever else a kind of actor needs is imported when one is to run: the
 coordinator never loads torch.
 """
 
@@ -65,8 +65,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def run(options: ActorOptions, lifeline: Lifeline) -> NoReturn:
-    """Run an actor until it is told to end, and leave with its exit status. ZrtError: it could not
-    start, and no parent waits to hear that."""
+    """Run an actor until it is told to end, and leave with its exit status. ZrtError: the actor
+    could not start, and no parent waits to hear why."""
     if lifeline.awaited:
         os.set_blocking(sys.stderr.fileno(), False)  # a pipe of our own
 
@@ -95,10 +95,10 @@ def _make(options: ActorOptions) -> "Actor":
 
 
 def _prepare_to_compute(options: ComputeOptions) -> None:
-    """Check what can be checked before the actor is made, and import what its device takes.
+    """Check what can be checked before the actor is made, and import what its device needs.
 
-    ZrtError bad_config: other machines could reach it, and nothing is encrypted; unsupported: there
-    is no such device.
+    ZrtError bad_config: other machines could reach the actor, and nothing is encrypted;
+    unsupported: there is no such device.
     """
     _refuse_open(options.listen, isinstance(options, MemberOptions) and options.insecure)
     from zrt.runtime.compute.threads import thread_environment
@@ -115,7 +115,8 @@ def _prepare_to_compute(options: ComputeOptions) -> None:
 
 
 def _refuse_open(listen: str, insecure: bool) -> None:
-    """Raise ZrtError bad_config for an endpoint that other machines reach, unless that is meant."""
+    """Raise ZrtError bad_config for an endpoint that other machines reach, unless `insecure` allows
+    that."""
     from zrt.runtime.endpoints import endpoint, is_loopback
 
     try:

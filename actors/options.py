@@ -1,8 +1,8 @@
 """The options of each kind of actor process, and the command line that starts a child with them.
 
-`zrt actor KIND` and `zrt worker` fill the options from their words; `zrt up` and the leader of a
-tensor-parallel group fill them directly. They hold no secrets: everybody on a machine may read a
-command line.
+`zrt actor KIND` and `zrt worker` fill the options from their own command lines; `zrt up` and the
+leader of a tensor-parallel group fill them directly. Options hold no secrets: everybody on a
+machine may read a command line.
 """
 
 import json
@@ -23,7 +23,8 @@ LOOPBACK: Final = "tcp://127.0.0.1:0"
 
 
 class ClusterOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A cluster file (None: the packaged conf/local.toml), and what replaces settings of it."""
+    """The choice of a cluster file (None: the packaged conf/local.toml), and what replaces its
+    settings."""
 
     conf: str | None = None
     model: str | None = None
@@ -49,8 +50,8 @@ class ClusterOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
 
 class CoordinatorOptions(ClusterOptions, frozen=True, kw_only=True):
-    """The options of a coordinator. `cluster_id`: the id that its members know the cluster by,
-    empty for a new one. `port_wait`: the seconds it waits for its port, should it be taken."""
+    """The options of a coordinator. `cluster_id`: the id by which members know the cluster, empty
+    for a new one. `port_wait`: the seconds to wait for the port while it is taken."""
 
     kind: ClassVar[str] = "coordinator"
     name: ClassVar[str] = "coordinator"
@@ -60,8 +61,8 @@ class CoordinatorOptions(ClusterOptions, frozen=True, kw_only=True):
 
 
 class ComputeOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What all processes that compute have in common. `name`: None for one made of the process id;
-    `threads`: None for one a core."""
+    """The options that all processes that compute have in common. `name`: None for one made of the
+    process id; `threads`: None for one per core."""
 
     kind: ClassVar[str]
 
@@ -72,14 +73,15 @@ class ComputeOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @property
     def num_threads(self) -> int:
-        """CPU threads to compute with."""
+        """The number of CPU threads to compute with."""
         return self.threads or len(os.sched_getaffinity(0))
 
 
 class MemberOptions(ComputeOptions, frozen=True, kw_only=True):
-    """The options of a process that joins the coordinator at `join`. `memory`: the most bytes it
-    may take, 0 for what there is. `cluster_id`: the id of the cluster it belongs to, empty for that
-    of the first it joins. `insecure`: `listen` may be an interface that other machines reach."""
+    """The options of a process that joins the coordinator at `join`. `memory`: the most bytes the
+    process may take, 0 for what there is. `cluster_id`: the id of the cluster it belongs to, empty
+    for that of the first it joins. `insecure`: `listen` may be an interface that other machines
+    reach."""
 
     join: str
     memory: int = 0
@@ -122,8 +124,8 @@ def command_line(options: ActorOptions) -> list[str]:
 
 
 def from_words(words: Sequence[str], kind: type[ActorOptions]) -> ActorOptions:
-    """Return the options in a command line of this kind, less what runs it. ValueError: it is not
-    one that `command_line` makes."""
+    """Return the options that a command line of this kind holds; `words` leave out what runs it.
+    ValueError: `command_line` makes no such words."""
     options = msgspec.convert(json.loads(words[-1]), type=kind)
     if list(words) != _words(options):
         raise ValueError("KIND and NAME are not those of OPTIONS")

@@ -144,8 +144,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    made: argparse.ArgumentParser = (getattr(cli, "command_line", None) or cli.parser)()
-    return made
+    return cli.command_line()
 
 
 def command_line() -> str:

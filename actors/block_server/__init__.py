@@ -2,7 +2,7 @@
 
 In reading order:
 
-- block_server.py: the actor: assignment, states, what is lost
+- block_server.py: the actor, made from its options: assignment, states, what is lost
 - assigned_blocks.py: what is loaded, and what serves it: alone, ranks or workers
 - routed_sessions.py: sessions that the coordinator opened; results go onward
 - bare_sessions.py: sessions of foreign peers, answered one by one
@@ -18,6 +18,6 @@ In reading order:
 - tensor_parallel/: a group of ranks that this process leads
 - layer_lending/: layer workers whose master this process is
 
-May import: runtime/, actors/tp_rank/ and actors/layer_worker/. Tensors are touched in the executor
-alone.
+May import: runtime/, actors/options.py, actors/tp_rank/ and actors/layer_worker/. Tensors are
+touched in the executor alone.
 """

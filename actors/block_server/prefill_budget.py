@@ -1,20 +1,21 @@
-"""The budget of prompt tokens that a turn may carry: the whole chunk while nobody decodes, else so
-few that decodes keep their pace. Pure."""
+"""The budget of prompt tokens that a turn may carry: the whole chunk while no session decodes,
+otherwise so few that decodes keep their pace. Pure."""
 
 from typing import Final
 
 STRETCH: Final = 2.5
-"""A turn with a prompt chunk may take so many times as long as one without. The cost of a token
-grows along a prompt, faster than it is learnt: the longest turns take 3 to 4 times as long."""
+"""How many times as long a turn may take with a prompt chunk as without. The cost of a token grows
+along a prompt, faster than it is learnt: the longest turns take 3 to 4 times as long."""
 LEAST: Final = 16
-"""Prompt tokens a turn on a CPU may always carry: a prompt must get on, and fewer rows cost hardly
-less."""
+"""How many prompt tokens a turn on a CPU may always carry: a prompt must get on, and fewer rows
+cost hardly less."""
 LEAST_ON_GPU: Final = 512
-"""Likewise on a GPU, where a forward of 16 rows takes half the time of one of 512."""
+"""How many prompt tokens a turn on a GPU may always carry: there a forward of 16 rows takes half
+the time of one of 512."""
 MEMORY: Final = 0.2
 """Weight of the newest measurement."""
 QUIET_S: Final = 1.0
-"""After so long without a decode, nobody waits for one."""
+"""Seconds without a decode after which no session is taken to wait for one."""
 
 
 class PrefillBudget:

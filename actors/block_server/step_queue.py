@@ -46,9 +46,9 @@ class Waiting:
 
 
 ROUND_S: Final = 0.05
-"""How long a step is taken to be on its way before any has come round."""
+"""Seconds that a step is taken to be on its way before any has come round."""
 OVERDUE: Final = 4.0
-"""So many usual rounds are waited for a step: a prompt's chunk may have joined the others."""
+"""How many usual rounds a step is waited for: a prompt's chunk may have joined the others."""
 MEMORY: Final = 0.2
 """Weight of the newest measurement."""
 

@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 RECENT = 256  # turns whose times are kept
 RECENT_S = 60.0
 EXPECTED_S = 0.02
-"""How long the device waits for rows that are expected: they may not come."""
+"""Seconds that the device waits for rows that are expected: they may not come."""
 PARKED_S = 0.25
-"""Seconds after which a step that found no page is tried again, though none came back: whoever
-makes room may not have heard of the need."""
+"""Seconds after which a step that found no page is tried again, though none came back: the process
+that makes room may not have heard of the need."""
 
 
 class TurnLoop:
@@ -93,8 +93,8 @@ class TurnLoop:
         return dropped
 
     def forget(self, key: Hashable) -> list[Waiting]:
-        """Forget the session's steps and return them uncounted: they were begun before anybody
-        could know that nobody wants them."""
+        """Forget the session's steps and return them, uncounted: when they were begun, it could not
+        be known that they are in vain."""
         self._wake.set()  # others of its slot may have waited for it
         return self._queue.drop(key) + self._parked.pop(key, [])
 

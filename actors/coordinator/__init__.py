@@ -5,7 +5,7 @@ filled again. It computes no tensors and never imports torch.
 
 In reading order:
 
-- coordinator.py: the actor: wires the rooms below, answers clients
+- coordinator.py: the actor, made from its options; wires the rooms below
 - client_requests.py: what clients ask, and who does it
 - fleet/: the processes: who is there, what each holds, drains
 - sessions/: the sessions: accepted, admitted, routed, streamed, ended
@@ -14,5 +14,5 @@ In reading order:
 - metrics.py: the cluster as Prometheus text
 - metrics_server.py: GET /metrics and GET /healthz over HTTP
 
-May import: runtime/ without torch; no other actor's room.
+May import: runtime/ without torch, and actors/options.py; no other actor's room.
 """

@@ -36,7 +36,7 @@ REASONS: Final = {
 
 
 class MetricsSource(Protocol):
-    """What the port tells of."""
+    """The source of what the HTTP port tells."""
 
     def exposition(self) -> bytes:
         """Return the text of /metrics."""

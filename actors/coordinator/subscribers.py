@@ -25,7 +25,7 @@ from zrt.runtime.wire.cluster_changes import between
 
 MOST: Final = 64
 PUBLISH_S: Final = 0.1
-"""Nobody hears more often than this."""
+"""The shortest time between two messages to a subscriber."""
 
 
 @dataclass(slots=True)
@@ -84,8 +84,8 @@ class Subscribers:
         self._wake.set()
 
     async def publish(self) -> None:
-        """Tell subscribers of changes, a few times a second at most, until cancelled; nothing is
-        worked out for nobody."""
+        """Tell subscribers of changes, a few times a second at most, until cancelled; without
+        subscribers nothing is worked out."""
         while True:
             try:
                 async with asyncio.timeout(self._pause()):

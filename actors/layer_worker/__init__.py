@@ -5,10 +5,10 @@ in its cache.
 
 In reading order:
 
-- layer_worker.py: the actor: obeys its master, and bare peers
+- layer_worker.py: the actor, made from its options: obeys its master, and bare peers
 - assigned_layers.py: the layers it is assigned, and their files
 - store.py: the files of one manifest in the cache
 - store_files.py: the single files of the store
 
-May import: runtime/; no other actor's room.
+May import: runtime/ and actors/options.py; no other actor's room.
 """

@@ -1,5 +1,5 @@
-"""The layers a worker is assigned: of which model, which ones, their files, and themselves
-once they are loaded. For its executor; every call blocks."""
+"""The layers that a worker is assigned: their model, their numbers, their files, and the loaded
+layers themselves. Used by the worker's executor; every call blocks."""
 
 import logging
 import socket
@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 
 
 class AssignedLayers:
-    """The layers that a worker is to hold, and those `held`, which are loaded. Pushed files are
-    kept in `cache`; `memory_bytes` is the most the process may take, 0: what there is. `moved`
-    hears of loading, ready, and blank where loading failed."""
+    """The layers that a worker is to hold, and those loaded (`held`). Pushed files are kept in
+    `cache`; `memory_bytes` is the most the process may take, 0 for what there is. `moved` hears of
+    the states loading and ready, and of blank where loading failed."""
 
     def __init__(self, cache: Path, device: str, memory_bytes: int, moved: Callable[[ActorState], None]) -> None:
         self.held: LayerEngine | None = None
@@ -61,8 +61,8 @@ class AssignedLayers:
         return self.held
 
     def prepare(self, message: PrepareLayers) -> LayerTraffic:
-        """Take the model that the next assignment is of; measure a layer of that model, the first
-        time. ZrtError bad_request, bad_model, unsupported."""
+        """Take the model of the next assignment; measure one of its layers the first time. ZrtError
+        bad_request, bad_model, unsupported."""
         if message.dtype not in DTYPES or message.dtype == "uint32":
             raise ZrtError("bad_request", f"dtype {message.dtype!r} is none of a model's")
         spec = spec_from_config(parse_config(message.config_json))
@@ -81,8 +81,8 @@ class AssignedLayers:
         )
 
     def assign(self, message: LayerAssignment) -> LayerTraffic:
-        """Take which layers to hold. Those that are held stay where they are the same, of the same
-        weights, in the same setting; their sessions end."""
+        """Take the numbers of the layers to hold. Layers already held stay if numbers, weights and
+        settings are the same; their sessions end."""
         prepared = self._prepared
         if prepared is None:
             raise ZrtError("bad_request", "PrepareLayers comes before LayerAssignment")
@@ -100,8 +100,8 @@ class AssignedLayers:
         return LayerAssignmentAck(self._store is not None and not self._store.complete)
 
     def _store_of(self, model_hash: str | None) -> LayerStore | None:
-        """Return the store of this hash: the one there is, if it is that, since it knows what it
-        has checked."""
+        """Return the store of this hash: the present one if it has that hash, since it knows which
+        files it has checked."""
         store = self._store
         if store is not None and store.model_hash == model_hash:
             return store
@@ -110,12 +110,12 @@ class AssignedLayers:
         return new
 
     def close(self) -> None:
-        """Let go of the files that are being written."""
+        """Close the files that are being written."""
         if self._store is not None:
             self._store.close()
 
     def take(self, message: ModelDataChunk) -> LayerTraffic:
-        """Take a chunk of a file. ZrtError: as LayerStore.take."""
+        """Take a chunk of a file. ZrtError as LayerStore.take."""
         if self._store is None:
             raise ZrtError("bad_request", "ModelDataChunk: no assignment waits for data")
         if len(message.data) > MAX_CHUNK:
@@ -123,8 +123,8 @@ class AssignedLayers:
         return ModelDataTaken(self._store.take(message.filename, message.offset, message.total_size, message.data))
 
     def load(self) -> LayerTraffic:
-        """Load the layers, once all files are there. ZrtError bad_request, and as LayerStore.files
-        and LayerEngine.load."""
+        """Load the layers, once all files are there. ZrtError bad_request, and those of
+        LayerStore.files and LayerEngine.load."""
         prepared = self._prepared
         if prepared is None or not self._layers:
             raise ZrtError("bad_request", "ModelDataDone: no assignment waits for data")

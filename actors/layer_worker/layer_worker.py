@@ -2,10 +2,11 @@
 another machine.
 
 Receives from its master, and bare from any peer: the messages of messages/layers.py; sends one
-answer to each, in the order they came. Sends to the coordinator: Register, Beat. The loop answers
-Hello, so that a worker is heard while it computes; all else is the executor's.
+answer to each, in order of arrival. Sends to the coordinator: Register, Beat. The event loop
+answers Hello, so that a worker shows signs of life while it computes; everything else runs in the
+executor.
 
-KV is kept per session where a header names one, per peer otherwise: then until Goodbye, or IDLE_S
+KV is kept per session where a header names one, otherwise per peer, until Goodbye or for IDLE_S
 without an operation.
 """
 
@@ -67,8 +68,9 @@ _FLOATS: Final = frozenset({"BF16", "F16", "F32"})
 
 
 class LayerWorker(Member):
-    """A layer worker. Pushed layers are kept in `cache`; `device` is a torch device, `threads` what
-    its GEMMs may use, `memory_bytes` the most the process may take in all, 0: what there is."""
+    """The actor. Pushed layers are kept in `cache`; `device` is a torch device, `threads` how many
+    threads its GEMMs may use, `memory_bytes` the most the process may take in all, 0 for what there
+    is."""
 
     def __init__(
         self,
@@ -115,8 +117,8 @@ class LayerWorker(Member):
             self.state = state
 
     def _free(self) -> None:
-        """Be free for the next cluster at that endpoint, unless the process was started for this
-        one alone."""
+        """Let the worker join the next cluster at its endpoint, unless the process was started for
+        one cluster alone."""
         self.cluster = self._given
 
     def registration(self) -> Register:
@@ -152,8 +154,8 @@ class LayerWorker(Member):
     async def _serve(
         self, message: LayerTraffic, steps: list[Step], peer: bytes, clock: "_HopClock | None" = None
     ) -> LayerTraffic:
-        """Return the answer to a message. Never raises: what goes wrong is a WorkerError like any
-        answer."""
+        """Return the answer to a message. Never raises: a failure is answered with a
+        WorkerError."""
         if isinstance(message, Hello):
             return self._info()
         try:
@@ -241,7 +243,7 @@ class LayerWorker(Member):
         self.spawn(self._executor.run(self._collect), "collect")
 
     def _collect(self) -> None:
-        """End the unnamed sessions of peers that went without a word."""
+        """End the unnamed sessions of peers that ran nothing for IDLE_S."""
         limit = time.monotonic() - IDLE_S
         for peer in [peer for peer, last in self._unnamed.items() if last < limit]:
             self._forget(peer)
@@ -260,7 +262,7 @@ class LayerWorker(Member):
 
 
 class _HopClock:
-    """The times at which an operation came, and at which the layers began and ended with it;
+    """The times at which an operation arrived, and at which its layers began and ended, in
     nanoseconds."""
 
     __slots__ = ("came", "ended", "started")
@@ -277,8 +279,8 @@ def _error(error: ZrtError) -> WorkerError:
 
 
 def make(options: LayerWorkerOptions) -> LayerWorker:
-    """Return a layer worker, which waits for a master. What it is sent of a model is kept in the
-    cache."""
+    """Return a layer worker, which waits for a master. Whatever of a model is sent to the worker is
+    kept in the cache."""
     return LayerWorker(
         options.name or f"worker-{socket.gethostname()}-{os.getpid()}",
         join=options.join,

@@ -1,10 +1,10 @@
 """The store of the layers that a worker was sent: the files of one manifest (layer_manifest.py), in
-a folder of its cache.
+a folder of the worker's cache.
 
 A file is taken chunk by chunk, under a temporary name until all its pieces are checked and on disk.
-What is found of an earlier push is hashed again, whole files before they are read the first time. A
-file that is not what the manifest says is taken away, to be sent again. Workers of one machine may
-have one cache, and be sent the same at once.
+What an earlier push left is hashed again: whole files before they are first read. A file that
+differs from the manifest is removed, to be sent again. Workers of one machine may share a cache,
+and be sent the same files at once.
 """
 
 import hashlib
@@ -42,12 +42,12 @@ class LayerStore:
     """The files of one `model_hash`, in a folder of their own under `root`. ZrtError bad_request
     for a hash that is none.
 
-    What keeps it from writing or reading is insufficient_memory where the disk is full,
-    worker_failed where what was held is gone (it is to be sent again), bad_config for all else: the
+    Failures to write or read are insufficient_memory where the disk is full, worker_failed where
+    files that were held are gone (they are to be sent again), and bad_config for all else: the
     folder cannot be used.
 
-    One thread uses it, and closes it. Two of its own write: one the chunk that is being hashed, one
-    brings files that are whole to disk.
+    One thread uses the store, and closes it. Two threads of its own write: one the chunk that is
+    being hashed, one brings whole files to disk.
     """
 
     def __init__(self, root: Path, model_hash: str) -> None:
@@ -68,7 +68,7 @@ class LayerStore:
 
     @property
     def complete(self) -> bool:
-        """Whether all files are whole and on disk. ZrtError: they could not be brought there."""
+        """Whether all files are whole and on disk. ZrtError: some could not be written."""
         self._settle()
         if self.manifest is None or not all(self._whole(file) for file in self.manifest.files):
             return False
@@ -76,9 +76,9 @@ class LayerStore:
         return True
 
     def files(self) -> list[Path]:
-        """Return the paths of the files, each checked against the manifest. ZrtError bad_request
-        while some are not complete; worker_failed: some are gone or were damaged, and have to be
-        sent again; or what kept them from the disk."""
+        """Return the paths of the files, each checked against the manifest. ZrtError bad_request:
+        some are not complete yet; worker_failed: some are gone or were damaged, and have to be sent
+        again; or why some could not be written to disk."""
         self._settle()
         listed = self.manifest.files if self.manifest is not None else []
         missing = [file.name for file in listed if not self._whole(file)]
@@ -102,7 +102,7 @@ class LayerStore:
         return [self._folder / file.name for file in listed]
 
     def _settle(self) -> None:
-        """Wait for what is being brought to disk."""
+        """Wait for the files that are being brought to disk. ZrtError: the first failure."""
         finishing, self._finishing = self._finishing, []
         failed = {name: error for name, done in finishing if (error := done.exception()) is not None}
         for name in failed:
@@ -111,12 +111,12 @@ class LayerStore:
             raise error
 
     def take(self, name: str, offset: int, total: int, data: bytes | memoryview) -> int:
-        """Write a chunk, which ends where a piece ends or before; return how many bytes of the file
-        are then held, from its start on. An empty chunk asks that alone.
+        """Write a chunk, which ends at the end of a piece or before; return how many bytes of the
+        file are then held, from its start on. An empty chunk only asks for that number.
 
-        ZrtError bad_request: no such file, a wrong total, another offset than the bytes held, more
-        than the piece, or a piece whose bytes are not the manifest's; or it could not be written.
-        Of what was held, the pieces that are whole stay held.
+        ZrtError bad_request: no such file, a wrong total, an offset other than the bytes held, more
+        bytes than the piece has, or a piece that differs from the manifest; or why the chunk could
+        not be written. The whole pieces held before stay held.
         """
         try:
             if name == MANIFEST:
@@ -146,10 +146,11 @@ class LayerStore:
 
     def _adopt(self, manifest: Manifest) -> None:
         """Take over files that other offers brought: layers are given out anew when a worker is
-        lost, and what was sent is not sent again.
+        lost, and files already sent are not sent again.
 
-        A file becomes a link, half a one where there is none yet, and what it holds is checked as
-        ever. Whoever is being sent the same writes the same there.
+        A file becomes a link, or a link to its first part where the whole is not there yet, and is
+        checked like any other. A worker that is being sent the same file writes the same bytes
+        there.
         """
         wanted = {file for file in manifest.files if not self._whole(file)}
         for folder in self._folder.parent.iterdir():
@@ -232,15 +233,15 @@ class LayerStore:
             self._sound.add(file.name)
 
     def _found(self, file: ManifestFile) -> PartialFile:
-        """Return what is held of a file: what this process took itself, as long as it is there;
-        else the whole pieces that were taken before."""
+        """Return the held part of a file: the part this process took itself, as long as that is
+        there; otherwise the whole pieces of an earlier push."""
         part = self._parts.get(file.name)
         if part is None or self._there(file) < part.held:
             part = self._parts[file.name] = PartialFile(self._checked(file), hashlib.sha256())
         return part
 
     def _there(self, file: ManifestFile) -> int:
-        """Return a file's bytes on disk, checked or not."""
+        """Return how many bytes of a file are on disk, checked or not."""
         if self._whole(file):
             return file.size
         try:
@@ -249,8 +250,8 @@ class LayerStore:
             return 0
 
     def _checked(self, file: ManifestFile) -> int:
-        """Return the bytes of a begun file's whole pieces; one that the disk lost half of is not
-        held."""
+        """Return how many bytes the whole pieces of a begun file have; a piece that the disk lost a
+        part of does not count."""
         if self._whole(file):
             return file.size
         try:
@@ -262,7 +263,7 @@ class LayerStore:
         return held
 
     def _whole(self, file: ManifestFile) -> bool:
-        """Return whether a file is there, and as long as it should be."""
+        """Return whether a file is there, and has its full size."""
         try:
             found = (self._folder / file.name).stat()
         except OSError:

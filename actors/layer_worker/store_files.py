@@ -1,5 +1,5 @@
-"""The single files of a layer store: what has come of one, what one holds, and what it means that
-it cannot be written or read."""
+"""The single files of a layer store: the part of a file that has come, the pieces that are sound,
+and the error for a file that cannot be written or read."""
 
 import errno
 import hashlib
@@ -26,8 +26,8 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @dataclass(slots=True)
 class PartialFile:
-    """A file of which a part has come: `held` bytes from its start on, of which those of the piece
-    it is in are not checked yet; `hash` is that piece's."""
+    """A file of which a part has come: `held` bytes from its start on. The bytes of the last piece,
+    if that is not whole, are not checked yet; `hash` is that piece's."""
 
     held: int
     hash: "hashlib._Hash"
@@ -38,14 +38,14 @@ class PartialFile:
         self.held += len(data)
 
     def cut(self) -> int:
-        """Forget the piece that the file is in; return the bytes that are left."""
+        """Forget the piece that is being taken; return the bytes that are left."""
         self.held = (self.held - 1) // PIECE_BYTES * PIECE_BYTES if self.held else 0
         self.hash = hashlib.sha256()
         return self.held
 
 
 def unusable(path: Path, error: OSError) -> ZrtError:
-    """Return what it means that `path`, or what the error names, cannot be written or read:
+    """Return the error for a `path`, or the path in `error`, that cannot be written or read:
     insufficient_memory, worker_failed or bad_config."""
     what = f"{error.filename2 or error.filename or path}: {error.strerror}"
     if error.errno in _FULL:
@@ -60,8 +60,8 @@ def unusable(path: Path, error: OSError) -> ZrtError:
 
 
 def known_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a folder of the cache, if there is a sound one: zrt of another version
-    may have written it."""
+    """Return the manifest of a folder of the cache, None without a sound one: another version of
+    zrt may have written it."""
     try:
         data = (folder / MANIFEST).read_bytes()
         return parse_manifest(data) if digest(data) == folder.name else None
@@ -70,7 +70,7 @@ def known_manifest(folder: Path) -> Manifest | None:
 
 
 def sound_bytes(path: Path, file: ManifestFile) -> int:
-    """Return how many bytes of a file, in whole pieces from its start on, are the manifest's."""
+    """Return how many bytes of a file, in whole pieces from its start on, match the manifest."""
     held, buffer = 0, memoryview(bytearray(READ_BYTES))
     with path.open("rb", buffering=0) as opened:
         for piece in file.pieces:
@@ -84,7 +84,7 @@ def sound_bytes(path: Path, file: ManifestFile) -> int:
 
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Write a file that is there whole or not at all."""
+    """Write a file atomically: the file is there whole or not at all."""
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".new", delete=False) as file:  # others may write the same
         try:
             file.write(data)

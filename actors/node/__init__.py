@@ -13,5 +13,6 @@ In reading order:
 - absentees.py: children that are up, and yet not with the coordinator
 - recovery.py: what came back after a loss, and after how long
 
-May import: runtime/, except compute with torch. It computes nothing.
+May import: actors/options.py and runtime/, except runtime/cli/ and what loads torch. The question
+that `zrt up` asks of a ready cluster is passed in.
 """

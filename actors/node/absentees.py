@@ -1,7 +1,7 @@
 """The roll call of `zrt up`: which of its processes are up, and yet not with the coordinator.
 
-The coordinator says who falls silent of those it knows. Who hangs while there is no coordinator is
-not known to the next one.
+The coordinator itself tells which of the processes it knows fall silent. A process that hangs while
+there is no coordinator is unknown to the next one.
 """
 
 import asyncio
@@ -22,15 +22,16 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 10.0
 ASK_S: Final = 1.0
 ABSENT: Final = round((PAUSE_MOST_S + SILENCE_S) / ASK_S)
-"""Who is missing from so many answers in a row hangs: a registration that failed is tried again
-within PAUSE_MOST_S, and whoever says nothing for SILENCE_S is lost. Answers are counted, not
-seconds: while the machine is suspended there are none."""
+"""How many answers in a row a process may be missing from before it is taken for hung: a
+registration that failed is tried again within PAUSE_MOST_S, and a process that says nothing for
+SILENCE_S is lost. Answers are counted, not seconds: while the machine is suspended there are
+none."""
 
 
 class Absentees:
     """The roll call of the children of `supervisor` that have been ready: held whenever the
-    coordinator takes `member`, which belongs to `zrt up`, and every EVERY_S. Who hangs is killed,
-    and so starts again; `console` tells that."""
+    coordinator takes `member`, which belongs to `zrt up`, and every EVERY_S. A child that hangs is
+    killed, and so starts again; `console` says so."""
 
     def __init__(self, member: Member, supervisor: Supervisor, console: Console) -> None:
         self._member = member
@@ -52,9 +53,9 @@ class Absentees:
                 log.info("no roll call: %s", error)
 
     async def _hold(self, client: Client) -> None:
-        """Ask until nobody is missing, or was for too long. Only the coordinator that has taken our
-        member is believed, for as long as it does: another cluster's may have its port meanwhile.
-        ZrtError as Client.status."""
+        """Ask until no process is missing, or one was for too long. Only the coordinator that has
+        taken our member is believed, for as long as it does: another cluster's may have its port
+        meanwhile. ZrtError as Client.status."""
         missing = self._present()
         for _ in range(ABSENT - 1):
             missing = await self._missing(client, missing)
@@ -78,8 +79,8 @@ class Absentees:
         return {name: pid for name, pid in before.items() if present.get(name) == pid and name not in known}
 
     def _present(self) -> dict[str, int]:
-        """Return the processes that the coordinator is to know, by name. One that only starts, or
-        ends, has its own deadline."""
+        """Return the processes that the coordinator is to know, by name. One that is starting or
+        ending has a deadline of its own."""
         if self._member.ended.is_set() or self._member.goes_down:
             return {}
         children = self._children.values()

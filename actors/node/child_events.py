@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 
 COORDINATOR: Final = "coordinator"
 TELL_S: Final = 3.0
-"""How long the coordinator may take to hear of a death."""
+"""How long the coordinator may take to answer that it has heard of a death."""
 HUNG_S: Final = 4.0
-"""A coordinator that answers nothing for so long, less what our own loop was late, is taken for
-hung: it is asked once a second."""
+"""How long the coordinator, which is asked once a second, may answer nothing before it is taken for
+hung; what our own loop was late is not counted."""
 
 
 class ClusterState(Protocol):
-    """What the events of processes depend on: the node, as it stands. `member` is None until the
-    coordinator is ready; `was_ready`: the cluster has been."""
+    """The state of the node that the events of processes depend on. `member` is None until the
+    coordinator is ready; `was_ready`: the cluster has been ready."""
 
     @property
     def member(self) -> Member | None: ...
@@ -44,10 +44,10 @@ class ClusterState(Protocol):
 
 
 class ChildEvents(ChildObserver):
-    """The events of one cluster's processes. A death is told to the coordinator and to whoever
-    reads; one that is final ends the cluster (see Departure) if it is the coordinator's, or while
-    the cluster comes up that of any but a spare. Later the sessions of a stage that is lost are
-    told, and the cluster stays."""
+    """The events of one cluster's processes. A death is told to the coordinator and on stderr. A
+    final death ends the cluster (see Departure) if it is the coordinator's, or while the cluster
+    comes up that of any process but a spare. Later a final death ends only the sessions of a stage
+    that is lost, and the cluster stays."""
 
     def __init__(self, conf: Conf, cluster: ClusterState, departure: Departure, console: Console) -> None:
         self.recoveries = Recoveries()
@@ -59,7 +59,7 @@ class ChildEvents(ChildObserver):
         self._coordinator: Child | None = None
         self._coordinator_ready = 0.0
         self._away: dict[str, ChildDied] = {}
-        """The last death of each child that is not back, or will not be."""
+        """The last death of each child that is not back, or will not come back."""
 
     def on_ready(self, child: Child, ready: Ready) -> None:
         self._away.pop(child.name, None)
@@ -86,17 +86,17 @@ class ChildEvents(ChildObserver):
             self._on_loss(child, final_loss(child, self._conf, str(death), str(brief)))
 
     def on_registered(self, again: bool) -> None:
-        """Tell whoever is the coordinator now of those that are not there: it would wait for them,
-        and spare no other for their blocks. One that was it before (`again`) knows of those that
-        are started again."""
+        """Tell the present coordinator of the processes that are not there: it would wait for them,
+        and give no other their blocks. A coordinator that has not changed (`again`) knows of those
+        that are started again."""
         member = self._cluster.member
         for report in self._away.values():
             if member is not None and report.name != COORDINATOR and not (again and report.restarting):
                 self._report(member, report)
 
     def watch(self) -> None:
-        """Kill a hung coordinator, so that it starts again. Of the others it says itself when they
-        hang, if it ever knew them (see Absentees)."""
+        """Kill a hung coordinator, so that it starts again. The coordinator itself tells when other
+        processes hang, if it ever knew them (see Absentees)."""
         member, child = self._cluster.member, self._coordinator
         if member is None or child is None or child.incarnation == 0:
             return
@@ -125,8 +125,8 @@ class ChildEvents(ChildObserver):
 
 
 def final_loss(child: Child, conf: Conf, told: str, brief: str) -> ZrtError:
-    """Return the error that the loss of a child is, whose death was `told`, or in `brief` where its
-    last words are known.
+    """Return the error that stands for the loss of a child, whose death is described in full by
+    `told`, and by `brief` where the child's last words have been shown.
 
     Its kind is the one that clients get, where the process did not say itself what is wrong.
     """
@@ -140,7 +140,7 @@ def final_loss(child: Child, conf: Conf, told: str, brief: str) -> ZrtError:
 
 
 def final_fault(text: str) -> ZrtError:
-    """Return a cluster's fault, "KIND: MESSAGE", as an error."""
+    """Return the error that a cluster's fault, "KIND: MESSAGE", describes."""
     kind, _, message = text.partition(": ")
     return ZrtError.of(kind, message) if kind in KINDS else ZrtError("stage_lost", text)
 

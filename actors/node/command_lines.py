@@ -21,20 +21,20 @@ from zrt.runtime.endpoints import endpoint
 from zrt.runtime.process.logs import VARIABLE
 
 PORT_S: Final = 5.0
-"""How long a coordinator waits for the port of the one whose place it takes."""
+"""How long a restarted coordinator waits for the port of its predecessor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A command line, and the variables that its process gets besides our own."""
+    """A command line, and the environment variables that its process gets besides our own."""
 
     argv: list[str]
     environment: dict[str, str]
 
 
 class CommandLines:
-    """The command lines of one cluster's processes. `conf` is what `options` read; `cluster` the id
-    that all processes know the cluster by; where it is `detached`, our stderr is a log of several
+    """The command lines of one cluster's processes. `conf` is what `options` read; `cluster` is the
+    id by which all processes know the cluster; `detached` says that our stderr is a log of several
     processes."""
 
     def __init__(self, conf: Conf, options: ClusterOptions, cluster: str, *, detached: bool) -> None:
@@ -47,8 +47,9 @@ class CommandLines:
         return self._line(CoordinatorOptions(**asdict(self._options), cluster_id=self._cluster), 1)
 
     def coordinator_again(self, reached: str) -> Line:
-        """Return the command line of a coordinator that takes the place of the one reached there:
-        all others look for it there, and a passing connection may have its port."""
+        """Return the command line of a coordinator that takes the place of the one at `reached`,
+        where all other processes look for it; a passing connection may hold its port for a
+        while."""
         words = asdict(self._options) | {"listen": bound(self._conf.cluster, reached)}
         return self._line(CoordinatorOptions(**words, cluster_id=self._cluster, port_wait=PORT_S), 1)
 
@@ -85,7 +86,7 @@ class CommandLines:
 
 
 def bound(cluster: ClusterSettings, reached: str) -> str:
-    """Return where the coordinator that is reached there listens, its port included."""
+    """Return where the coordinator that is reached at `reached` listens, its port included."""
     if cluster.advertise is None:
         return reached
     if endpoint(cluster.listen)[1]:

@@ -10,10 +10,11 @@ from zrt.runtime.process.terminal import listens, say
 
 
 class Console:
-    """Lines on stderr, above the progress bars while `bars` shows some. Whoever looks after
-    processes does not wait for a reader: lines that nobody reads are dropped and counted.
+    """The lines of `zrt up` on stderr, above the progress bars while `bars` shows some. Whoever
+    looks after processes must not wait for a reader: lines that nobody reads are dropped and
+    counted.
 
-    `form` is that of the processes' logs.
+    `form` is the format of the processes' logs.
     """
 
     def __init__(self, form: Literal["text", "json"]) -> None:

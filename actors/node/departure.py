@@ -1,4 +1,4 @@
-"""How a cluster comes to its end: by `zrt down`, by a signal, or by a loss that is final."""
+"""The end of a cluster: by `zrt down`, by a signal, or by a loss that is final."""
 
 import asyncio
 import logging
@@ -13,13 +13,13 @@ from zrt.runtime.errors import ZrtError
 log = logging.getLogger(__name__)
 
 TELL_S: Final = 3.0
-"""How long the coordinator may take, beyond the time it was given, to tell who it knows."""
+"""How long the coordinator may take, beyond the time it was given, to tell those it knows."""
 
 
 class Departure:
-    """The end of one cluster. `ended` is set when its processes are to be ended, `fault` then says
-    why, where it is a loss. `hurried`: nobody wants to wait any more. `announced`: the coordinator
-    brings the cluster down."""
+    """The end of one cluster. `ended` is set when its processes are to be ended; `fault` then says
+    why, if the reason is a loss. `hurried`: nothing is waited for any more. `announced`: the
+    coordinator brings the cluster down."""
 
     def __init__(self, console: Console) -> None:
         self.ended = asyncio.Event()
@@ -44,8 +44,8 @@ class Departure:
         self._by = "Ctrl-C" if number is signal.SIGINT else number.name
 
     def leave(self, endpoint: str) -> None:
-        """Have the coordinator that is reached there end the cluster in good order: sessions may
-        finish for LEAVE_S. The second time, wait for nothing but that clients are told."""
+        """Have the coordinator at `endpoint` end the cluster in good order: sessions may finish for
+        LEAVE_S. The second time, wait only until clients are told."""
         if self._leaving is None:
             self._leaving = asyncio.ensure_future(self._leave(endpoint, LEAVE_S, CONNECT_S + LEAVE_S))
             return
@@ -54,14 +54,14 @@ class Departure:
         self._leaving = asyncio.ensure_future(self._leave(endpoint, 0.0, TELL_S))
 
     def expect(self, within_s: float) -> None:
-        """End the cluster in `within_s` seconds and some, should the coordinator, which brings it
-        down, die or hang before it says that it is time."""
+        """End the cluster in `within_s` seconds and TELL_S, in case the coordinator, which brings
+        it down, dies or hangs before it says that it is time."""
         if self._limit is not None:
             self._limit.cancel()
         self._limit = asyncio.get_running_loop().call_later(within_s + TELL_S, self.ended.set)
 
     def begin(self) -> None:
-        """End the cluster now, and wait for nobody else to do so."""
+        """End the cluster now, whether or not the coordinator ends it too."""
         self.ended.set()
         if self._leaving is not None:
             self._leaving.cancel()
@@ -72,7 +72,7 @@ class Departure:
         self._console.say(f"zrt: {cluster} is down ({self._by})")
 
     async def _leave(self, endpoint: str, seconds: float, timeout: float) -> None:
-        """Ask the coordinator for what `zrt down` asks for; it tells us when to go."""
+        """Ask the coordinator for what `zrt down` asks for; then mark the cluster as ended."""
         try:
             async with asyncio.timeout(timeout), Client(endpoint) as client:
                 if seconds and (await client.status()).sessions:

@@ -39,26 +39,27 @@ log = logging.getLogger(__name__)
 STOP_S: Final = 5.0
 """How long a process may take to end in good order."""
 HURRY_S: Final = 1.0
-"""Likewise a coordinator that nobody wants to wait for: its last words are on their way."""
+"""How long the coordinator may take when the departure is hurried: its last words are on their
+way."""
 READY_S: Final = 30.0
 """How long a process may take until its sockets are bound: to start and import, not to load."""
 WATCH_S: Final = 0.5
-"""How often the coordinator is looked at."""
+"""How often the coordinator is checked for signs of life."""
 
 
 class Ask(Protocol):
-    """A question to a cluster that is ready."""
+    """A question that `zrt up` asks its cluster once that is ready."""
 
     async def __call__(self, client: Client) -> int:
-        """Ask, and show the answer: the exit status."""
+        """Ask, show the answer, and return the exit status."""
 
 
 async def up(conf: Conf, options: ClusterOptions, ask: Ask | None, lifeline: Lifeline, *, detached: bool) -> int:
-    """Bring the cluster up; stay until it is told to go, or until what `ask` asks is answered: the
-    exit status.
+    """Bring the cluster up; stay until it is told to go, or until `ask`, if given, has its answer.
+    Return the exit status.
 
-    `conf` is what `options` read; where it is `detached`, stderr is a log. ZrtError:
-    why it did not come up, or ended by itself.
+    `conf` is what `options` read; `detached` says that stderr is a log. ZrtError: why the cluster
+    did not come up, or ended by itself.
     """
     node = Node(conf, options, detached=detached)
     loop = asyncio.get_running_loop()
@@ -87,9 +88,9 @@ async def up(conf: Conf, options: ClusterOptions, ask: Ask | None, lifeline: Lif
 
 
 class Node:
-    """The processes of one cluster: started, shown as they load, and ended when it is to go (see
-    Departure). `member` belongs to the coordinator; None until that is ready. `was_ready`: the
-    cluster has been."""
+    """The processes of one cluster: started, shown as they load, and ended when the cluster is to
+    go (see Departure). `member` belongs to the coordinator, and is None until that is ready;
+    `was_ready`: the cluster has been ready."""
 
     def __init__(self, conf: Conf, options: ClusterOptions, *, detached: bool) -> None:
         self.conf = conf
@@ -108,8 +109,8 @@ class Node:
     # ---- the cluster's life ----------------------------------------------------------------------
 
     async def serve(self, ask: Ask | None, lifeline: Lifeline) -> int:
-        """Start everything, say when it is ready, and ask: the exit status. Without
-        one it stays, and says what comes back."""
+        """Start everything, say when the cluster is ready, and return the exit status of `ask`.
+        Without a question, stay and say what comes back."""
         member = await self._start()
         async with AsyncExitStack() as stack:
             client = await self._client(stack)
@@ -134,8 +135,8 @@ class Node:
             return await ask(client)
 
     async def _client(self, stack: AsyncExitStack) -> Client:
-        """Return a client of the coordinator. ZrtError bad_config: it runs, and what it is to be
-        reached by leads elsewhere."""
+        """Return a client of the coordinator. ZrtError bad_config: the coordinator runs, and its
+        advertised endpoint leads elsewhere."""
         try:
             return await stack.enter_async_context(Client(self._endpoint))
         except ZrtError as error:
@@ -145,8 +146,8 @@ class Node:
             raise ZrtError("bad_config", text) from error
 
     async def _start(self) -> Member:
-        """Start every process, the coordinator first: block servers must find this one, not another
-        that holds the port. Return ourselves as its member."""
+        """Start every process, and return our own membership. The coordinator comes first: block
+        servers must find it, not another that holds the port."""
         coordinator = self._spawn(COORDINATOR, self._lines.coordinator())
         endpoint = self._endpoint = (await coordinator.ready()).endpoint
         coordinator.argv = self._lines.coordinator_again(endpoint).argv
@@ -175,8 +176,8 @@ class Node:
         return self._supervisor.spawn(name, line.argv, env=line.environment, ready_s=READY_S, restart=restart)
 
     async def _until_ready(self, watch: AsyncIterator[Cluster], bars: Bars) -> Cluster:
-        """Show how the stages load. ZrtError as the cluster's fault says, when it will not become
-        ready."""
+        """Show how the stages load, until the cluster is ready. ZrtError, as the cluster's fault
+        says: it will not become ready."""
         async for cluster in watch:
             if cluster.fault:
                 raise final_fault(cluster.fault)
@@ -187,7 +188,7 @@ class Node:
         raise ZrtError("internal", "the coordinator says no more of its cluster")
 
     async def _until_loaded(self, cluster: Cluster, watch: AsyncIterator[Cluster], bars: Bars) -> None:
-        """Show how the other replicas load, whom a cluster that is ready has not waited for."""
+        """Show how the remaining replicas load: a cluster is ready with one of each stage."""
         with suppress(ZrtError, StopAsyncIteration):  # the coordinator is gone, and with it who says
             while any(actor.stage >= 0 and actor.state == "loading" for actor in cluster.actors):
                 cluster = await anext(watch)
@@ -200,8 +201,8 @@ class Node:
             self.console.say(f"zrt: other commands do not find this cluster without --connect {endpoint}: {error}")
 
     async def stop(self) -> None:
-        """End every process, in good order where it does not take long: the coordinator last, since
-        all others talk to it."""
+        """End every process, in good order where that does not take long: the coordinator last,
+        since all others talk to it."""
         self.departure.begin()
         runfiles.remove()
         try:
@@ -221,10 +222,9 @@ class Node:
     # ---- what happens meanwhile ------------------------------------------------------------------
 
     def on_signal(self, number: signal.Signals) -> None:
-        """The first Ctrl-C ends the cluster in good order: sessions may finish for LEAVE_S. The
-        second waits for nothing but that clients are told; the third, or one while processes end,
-        kills them.
-        """
+        """End the cluster by a signal. The first Ctrl-C ends it in good order: sessions may finish
+        for LEAVE_S. The second waits only until clients are told; the third, or one while processes
+        end, kills them."""
         departure = self.departure
         departure.signalled(number)
         if departure.ended.is_set() or departure.hurried:

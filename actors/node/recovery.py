@@ -1,4 +1,5 @@
-"""What came back after a loss, in words, for whoever reads what `zrt up` says."""
+"""The recoveries of a cluster: what came back after a loss, in words for the reader of `zrt up`'s
+stderr."""
 
 import asyncio
 import logging
@@ -17,16 +18,16 @@ from zrt.runtime.process.supervisor import Supervisor
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0
-"""How often the coordinator tells how its cluster is where nothing changes."""
+"""How often the coordinator sends a snapshot where nothing changes."""
 AGAIN_S: Final = 0.5
 READY: Final = "is ready again"
 
 
 class Recoveries:
     """The recoveries of one cluster. A process is back when its successor is ready, whatever
-    becomes of others. The cluster is when every stage is: that is said where no process did, or
-    where one loads besides that was not lost itself, but its ranks or workers were, or that takes
-    another's place."""
+    becomes of others. The cluster is back when every stage is. That is said where no process was
+    reported back, or where a process loads that was not lost itself: one whose ranks or workers
+    were lost, or one that takes another's place."""
 
     def __init__(self) -> None:
         self._lost: dict[str, float] = {}
@@ -34,7 +35,7 @@ class Recoveries:
         self._told = self._others = False
 
     async def follow(self, client: Client, supervisor: Supervisor, console: Console) -> NoReturn:
-        """Say each recovery of the cluster, through its coordinator's own death, until
+        """Say each recovery of the cluster on `console`, through the coordinator's own death, until
         cancelled."""
         away = ""
         while True:
@@ -59,8 +60,8 @@ class Recoveries:
         self._lost.pop(name, None)
 
     def seen(self, cluster: Cluster, pids: Mapping[str, int], now: float) -> list[str]:
-        """Return the lines to say now. `pids` are the processes that run, by name: a coordinator
-        may yet show the one before."""
+        """Return the lines to say now. `pids` are the processes that run, by name: the coordinator
+        may still show a predecessor."""
         if not cluster.ready:
             drained = any(actor.state in ("draining", "drained") for actor in cluster.actors)
             if self._unready is None and not drained:
@@ -85,8 +86,8 @@ class Recoveries:
 
 
 def _back(actor: ActorInfo, settled: bool) -> str:
-    """Return how this successor of a lost process is back, in words; empty while it is not. One
-    without blocks may yet be given some, until all is `settled`."""
+    """Return how the successor of a lost process is back, in words; empty while it is not. A
+    process without blocks may still be given some, until the cluster is `settled`."""
     if actor.kind == "layer_worker":
         return "" if actor.state == "starting" else "is back"
     if actor.state == "blank":

@@ -5,8 +5,8 @@ frames.
 
 In reading order:
 
-- tp_rank.py: the actor: a mailbox in front of one executor
+- tp_rank.py: the actor, made from its options: a mailbox in front of one executor
 - rank.py: what a rank does with each request; every call blocks
 
-May import: runtime/; no other actor's room.
+May import: runtime/ and actors/options.py; no other actor's room.
 """

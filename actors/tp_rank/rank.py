@@ -1,5 +1,5 @@
-"""The part of a TP rank that its executor runs: joining the group, loading, stepping. One thread at
-a time; every call blocks."""
+"""The part of a TP rank that its executor runs: joining the group, loading, stepping. Runs in one
+thread at a time; every call blocks."""
 
 import time
 from collections.abc import Hashable
@@ -59,7 +59,7 @@ class Rank:
 
     def serve(self, request: WorkerRequest, session: Hashable) -> WorkerResponse:
         """Return the response to a request; `session` is the one that helexa's own steps act on.
-        ZrtError: what the rank answers instead."""
+        ZrtError: the error that the rank answers instead."""
         match request:
             case Init():
                 return self._init(request)
@@ -178,7 +178,8 @@ class Rank:
 
 
 def works_of(steps: list[RankStep], x: torch.Tensor, *, best: bool = False) -> list[Work]:
-    """Return the works of a batch's steps, each with its rows of `x`; `best`: as StepBatch."""
+    """Return the works of a batch's steps, each with its rows of `x`; `best` is that of
+    StepBatch."""
     works, start = [], 0
     for step in steps:
         rows = x[start : start + step.n]
@@ -188,7 +189,7 @@ def works_of(steps: list[RankStep], x: torch.Tensor, *, best: bool = False) -> l
 
 
 def step_response(result: TurnResult, forward_us: int) -> StepBatchOk:
-    """Return what a rank says of a turn; two ranks that say different things of the same turn hold
+    """Return a rank's response to a turn; two ranks that respond differently to the same turn hold
     different KV."""
     faults = [outcome.fault.kind if outcome.fault is not None else "" for outcome in result.outcomes]
     return StepBatchOk([outcome.have for outcome in result.outcomes], faults, forward_us)

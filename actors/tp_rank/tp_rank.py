@@ -1,8 +1,8 @@
 """A TP rank: one of the processes that a block server's blocks are split over.
 
 Receives from its leader, and bare from any peer: the requests of messages/ranks.py; sends one
-response to each, in the order they came. The loop answers Ping, QueryVram and Shutdown, so that a
-rank is heard while it computes; all else is the executor's (rank.py).
+response to each, in order of arrival. The event loop answers Ping, QueryVram and Shutdown, so that
+a rank shows signs of life while it computes; everything else runs in the executor (rank.py).
 """
 
 import asyncio
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 
 
 class TpRank(Actor):
-    """The actor of rank `rank` of `world`; `device` is a torch device, `threads` what its GEMMs may
-    use."""
+    """The actor of rank `rank` of `world`; `device` is a torch device, `threads` how many threads
+    its GEMMs may use."""
 
     def __init__(self, name: str, *, rank: int, world: int, device: str, threads: int, listen: str) -> None:
         super().__init__(name, listen=listen)
@@ -81,8 +81,8 @@ class TpRank(Actor):
         self.reply_bare(bare, encode_rank(response))
 
     async def _serve(self, request: WorkerRequest, session: Hashable) -> WorkerResponse:
-        """Return the response to a request. Never raises: what goes wrong is a RankError like any
-        response."""
+        """Return the response to a request. Never raises: a failure is answered with a
+        RankError."""
         match request:
             case Ping():
                 return Pong(self._rank.rank, self._rank.world, self._rank.device.index or 0)

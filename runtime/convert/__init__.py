@@ -5,5 +5,5 @@ In reading order:
 
 - gguf_to_safetensors.py: a GGUF file as a safetensors folder, for the demo model
 
-May import: torch, and runtime/models/.
+May import: torch, transformers and runtime/models/.
 """

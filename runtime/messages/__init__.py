@@ -37,7 +37,7 @@ In reading order:
 - ranks.py: helexa's messages: a leader and its TP ranks
 - layers.py: Cake's messages: a master and its layer workers
 
-May import: msgspec, and nothing of zrt.
+May import: msgspec and runtime/errors.py.
 
 The sampling options of `Generate` and `Open`, and log-probabilities, are in sampling.py; the prompt
 of a `Generate` is in prompt.py.

@@ -11,7 +11,7 @@ In reading order:
 - stderr.py: stderr whose writes do not wait for a paused reader
 - logs.py: what processes log, and in which form
 - runfiles.py: notes by which other commands find a cluster
-- load_bars.py: progress bars on stderr
+- load_bars.py: progress bars of what loads, on stderr
 
 May import: runtime/messages/ and the files of runtime/ itself. No sockets here.
 """

@@ -1,1 +1,1 @@
-"""What tests of every kind share: models, clusters, peers and the ways to harm them."""
+"""The helpers that tests of every kind share: models, clusters, peers, and ways to harm them."""

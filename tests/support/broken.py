@@ -1,5 +1,5 @@
-"""Model folders as people find them: every way a checkpoint can be broken, made by code, and what
-is said of it."""
+"""Model folders as people find them: every way a checkpoint can be broken, made by code, and the
+report on each."""
 
 import json
 import os
@@ -25,8 +25,8 @@ Break = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Case:
-    """`breaks` a copy of a tiny llama in `files` files; every pattern of `says` is then in a
-    problem of its own."""
+    """One way to break a model: `breaks` breaks a copy of a tiny llama in `files` files; every
+    pattern of `says` is then found in a problem of its own."""
 
     breaks: Break
     says: tuple[str, ...]
@@ -35,14 +35,14 @@ class Case:
 
 
 def broken_copy(case: Case, make_model: Callable[..., Path], to: Path) -> Path:
-    """A model broken that way."""
+    """Make a copy of a model, broken as the case says, and return its folder."""
     copy = shutil.copytree(make_model("llama", files=case.files), to / "model")
     case.breaks(copy)
     return copy
 
 
 def edit(change: Callable[[dict[str, torch.Tensor]], Any], file: str = SINGLE) -> Break:
-    """Save the tensors of a file again after a change to them."""
+    """Return a break that saves the tensors of a file again after a change to them."""
 
     def apply(folder: Path) -> None:
         tensors = load_file(folder / file)
@@ -58,7 +58,7 @@ def read_index(folder: Path) -> dict[str, str]:
 
 
 def reindex(change: Callable[[dict[str, str]], Any]) -> Break:
-    """Write the index again after a change to its map."""
+    """Return a break that writes the index again after a change to its map."""
 
     def apply(folder: Path) -> None:
         weight_map = read_index(folder)
@@ -69,7 +69,8 @@ def reindex(change: Callable[[dict[str, str]], Any]) -> Break:
 
 
 def raw(text: bytes, length: int | None = None, data: int = 0) -> Break:
-    """A file with this header, which says it has `length` bytes, and so many bytes of data."""
+    """Return a break that writes a file with this header, which claims `length` bytes, and `data`
+    zero bytes after it."""
 
     def apply(folder: Path) -> None:
         size = struct.pack("<Q", len(text) if length is None else length)
@@ -79,13 +80,14 @@ def raw(text: bytes, length: int | None = None, data: int = 0) -> Break:
 
 
 def entries(**entries: tuple[str, list[Any], list[Any]]) -> Break:
-    """A file with a header of these (dtype, shape, offsets) and 256 bytes of data."""
+    """Return a break that writes a file with a header of these (dtype, shape, offsets) and 256
+    bytes of data."""
     header = {name: {"dtype": entry[0], "shape": entry[1], "data_offsets": entry[2]} for name, entry in entries.items()}
     return raw(json.dumps(header).encode(), data=256)
 
 
 def indexed(text: str) -> Break:
-    """No single file, but this index."""
+    """Return a break that replaces the single file with this index."""
 
     def apply(folder: Path) -> None:
         (folder / SINGLE).unlink()
@@ -119,7 +121,7 @@ def renamed(name: str) -> Break:
 
 
 def instead(make: Callable[[Path], Any]) -> Break:
-    """No single file, but what `make` puts in its place."""
+    """Return a break that replaces the single file with what `make` creates."""
 
     def apply(folder: Path) -> None:
         (folder / SINGLE).unlink()
@@ -133,7 +135,7 @@ def second_file(folder: Path) -> Path:
 
 
 def moved(folder: Path) -> None:
-    """A tensor lies in the third file, the index says the second."""
+    """Move a tensor to the third file, while the index says the second."""
     file = folder / read_index(folder)[NORM]
     other = next(path for path in sorted(folder.glob("model-*")) if path not in (file, folder / INDEX))
     tensors = load_file(file)
@@ -143,7 +145,7 @@ def moved(folder: Path) -> None:
 
 
 def doubled(folder: Path) -> None:
-    """A tensor lies in two files."""
+    """Store a tensor in two files."""
     file = read_index(folder)[NORM]
     other = next(path.name for path in sorted(folder.glob("model-*.safetensors")) if path.name != file)
     edit(lambda there: there.update({NORM: load_file(folder / file)[NORM]}), other)(folder)
@@ -375,4 +377,4 @@ ONLY_SURVEYED: dict[str, Case] = {
         files=3,
     ),
 }
-"""Cases that a look at every file shows, and a load of some of them may not."""
+"""Cases that reading every file's header shows, and loading some of the files may not."""

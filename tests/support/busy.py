@@ -10,8 +10,8 @@ LOOP = "print(flush=True)\nwhile True: pass"
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that compute, from before the first statement within to the end of the
-    last."""
+    """Run `count` processes that compute without rest, from before the block's first statement to
+    the end of its last."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(count):

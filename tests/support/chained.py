@@ -15,8 +15,8 @@ from zrt.runtime.models.architecture.spec import read_spec
 
 
 class Pipeline:
-    """Shards of one model, chained: what stages are to each other, without processes between
-    them."""
+    """Shards of one model, chained: they are to each other what stages are, without processes
+    between them."""
 
     def __init__(
         self, folder: Path, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, context: int, budget: int
@@ -42,15 +42,15 @@ class Pipeline:
         return x
 
     def logits(self, key: Hashable, seq_pos: int, ids: Sequence[int], rope_length: int = 0) -> Tensor:
-        """[vocab], after the last of `ids`."""
+        """Return the logits [vocab] after the last of `ids`."""
         return self.forward([BatchStep(key, seq_pos, len(ids), rope_length=rope_length)], torch.tensor(ids))[0]
 
     def greedy(self, key: Hashable, prompt: Sequence[int], tokens: int) -> list[int]:
         return self.generate(key, prompt, tokens)[0]
 
     def generate(self, key: Hashable, prompt: Sequence[int], tokens: int) -> tuple[list[int], Tensor]:
-        """Greedy ids, and the logits [tokens, vocab] each was picked from. As a session on a route,
-        it is run again where its rope changes."""
+        """Return the greedy ids, and the logits [tokens, vocab] each was picked from. Like a
+        session on a route, the history is run again where its rope changes."""
         self.open(key)
         ids, seen, start = list(prompt), [], 0
         rope_length = self.spec.rope_length(len(prompt), len(prompt))
@@ -64,8 +64,8 @@ class Pipeline:
         return ids[len(prompt) :], torch.stack(seen)
 
     def difference(self, key: Hashable, ids: Sequence[int], expected: Tensor) -> float:
-        """max |Δ| of the logits [tokens, vocab] of a text taken in two chunks, then token by
-        token."""
+        """Return the largest difference from the `expected` logits [tokens, vocab], with the text
+        taken in two chunks, then token by token."""
         self.open(key)
         rope_length = self.spec.rope_length(len(ids), len(ids))
         worst, start = 0.0, 0

@@ -29,7 +29,7 @@ READY_S = 60.0
 
 @dataclass
 class Local:
-    """What a test may reach into."""
+    """A cluster whose parts a test may reach into."""
 
     coordinator: Coordinator
     servers: list[BlockServer]
@@ -39,8 +39,8 @@ class Local:
     cache: Path
 
     async def join_worker(self, name: str, memory: int = 0, device: str = "cpu") -> LayerWorker:
-        """Start a layer worker. All have one cache, as if they were one after the other on one
-        machine."""
+        """Start a layer worker. All workers share one cache, as if they ran one after the other on
+        one machine."""
         worker = LayerWorker(
             name,
             join=self.coordinator.endpoint,
@@ -67,13 +67,13 @@ class Local:
         return next(server for server in self.servers if server.name == name)
 
     async def lose(self, name: str) -> None:
-        """This block server is gone, with what it held."""
+        """Stop this block server, which loses what it held."""
         server = self.server(name)
         self.servers.remove(server)
         await server.stop()
 
     async def until(self, wanted: Callable[[Cluster], bool]) -> Cluster:
-        """Wait until the cluster is so."""
+        """Wait until a snapshot of the cluster is as `wanted` says, and return that snapshot."""
         async with asyncio.timeout(READY_S), aclosing(self.client.watch()) as watch:
             async for seen in watch:
                 if wanted(seen):
@@ -81,8 +81,8 @@ class Local:
         return seen
 
     async def loaded(self) -> None:
-        """Wait until the cluster is ready, and all replicas that have a seat: it is ready with one
-        of each stage."""
+        """Wait until the cluster is ready, and with it every replica that has a seat: a cluster is
+        ready with one replica of each stage."""
         await until_ready(self.client)
         names = {server.name for server in self.servers}
         await self.until(
@@ -90,8 +90,8 @@ class Local:
         )
 
     async def settled(self) -> None:
-        """Wait until no session lives and every stage has heard that they ended, so that what its
-        executor runs next finds them gone."""
+        """Wait until no session lives and every stage has heard that all have ended, so that what
+        its executor runs next finds them gone."""
         async with asyncio.timeout(READY_S), aclosing(self.client.watch()) as watch:
             async for seen in watch:
                 if not seen.sessions:
@@ -100,14 +100,14 @@ class Local:
             await self.coordinator.ask(server.address, Close(session=0, epoch=0), timeout=READY_S)
 
     async def used_pages(self) -> int:
-        """KV pages that are still some session's, once none lives."""
+        """Return how many KV pages still belong to a session once none lives."""
         await self.settled()
         loops = [server.turns for server in self.servers]
         stats = [await turns.executor.run(turns.engine.stats) for turns in loops if turns.engine is not None]
         return sum(each.used for each in stats)
 
     async def generate(self, **request: object) -> tuple[str, list[int], str]:
-        """Text, token ids and finish reason of one generation."""
+        """Return text, token ids and finish reason of one generation."""
         text, ids = "", []
         stream = self.client.generate(**request)  # type: ignore[arg-type]
         async for piece in stream:
@@ -134,9 +134,10 @@ def cluster_file(
     memory: int = 0,
     **settings: object,
 ) -> str:
-    """A cluster file on a free port. `stages` are block ranges, None where planned; `tp` the ranks
-    of each, if it is not 1; `lend` the blocks that each layer worker holds of stage `lending`. With
-    `helped` the first stage takes help; `memory` is the most each stage may take.
+    """Return the text of a cluster file on a free port. `stages` are block ranges, None where
+    planned; `tp` the ranks of each stage, if that is not 1; `lend` the blocks of stage `lending`
+    that each layer worker holds. With `helped` the first stage takes help; `memory` is the most
+    each stage may take.
 
     Settings are `table_key=value`.
     """
@@ -182,7 +183,8 @@ def _toml(value: object) -> str:
 
 
 def memory_for(model: Path, blocks: int, *, worker: bool = False, kv_bytes: int = 64 << 20) -> int:
-    """What a block server, or a worker, takes with so many blocks, and a little more."""
+    """Return the bytes that a block server, or a worker, takes with so many blocks, and a little
+    more."""
     spec = read_spec(model)
     conf = parse(cluster_file(model, [None]), "test")
     block = block_bytes(spec, FLOAT32) + kv_bytes // spec.num_blocks
@@ -200,9 +202,10 @@ async def local_cluster(
     waits: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Local]:
-    """Up and ready; everything is stopped on the way out. `workers` that the file does not know
-    join as well, each with the most memory it may take (0: what there is); they are there first.
-    Without `waits` no worker of the file is started, and nothing is waited for."""
+    """Run a cluster, ready when the block begins, and stop all of it at the end. `workers` that the
+    file does not know join as well, before the block servers, each with the most memory it may take
+    (0: what there is). Without `waits` no worker of the file is started, and nothing is waited
+    for."""
     conf = parse(cluster_file(folder, stages, **settings), "test")
     async with AsyncExitStack() as stack:
         coordinator = make_coordinator(conf, folder)

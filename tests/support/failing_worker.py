@@ -1,7 +1,7 @@
-"""A layer worker's process that sends itself a signal in the midst of something. Words: ENDPOINT
-NAME CACHE PHASE SIGNAL [DEVICE].
+"""A layer worker's process that sends itself a signal in the midst of something. Arguments:
+ENDPOINT NAME CACHE PHASE SIGNAL [DEVICE].
 
-In place of a signal: LOST_DEVICE, and its GPU does nothing more for it.
+With LOST_DEVICE in place of a signal, the worker's GPU stops working for it.
 
 Phases: assignment, push (the second piece of a layer came, and is not written), load, prefill,
 decode (the fifth token).
@@ -53,7 +53,7 @@ def phase_of(message: LayerTraffic) -> str:
 
 
 def lose_device(device: torch.device) -> None:
-    """A kernel reads what is not there, and asserts."""
+    """Run a kernel that indexes out of bounds, and so asserts."""
     torch.zeros(1, device=device)[torch.tensor([1 << 20], device=device)]
 
 

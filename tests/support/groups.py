@@ -1,4 +1,4 @@
-"""Clusters in this process whose block servers lead ranks: real children of it, that tests may
+"""Clusters in this process whose block servers lead ranks: real child processes, which tests may
 harm."""
 
 import asyncio
@@ -32,12 +32,12 @@ SPLIT = {
     "head_dim": 16,
     "intermediate_size": 3072,
 }
-"""Of a tiny model that 2, 3 and 6 ranks can hold, and whose prompts need memory."""
+"""The config of a tiny model that 2, 3 and 6 ranks can hold, and whose prompts need memory."""
 
 
 @asynccontextmanager
 async def ranked(folder: Path, tp: Sequence[int] = (2,), **settings: Any) -> AsyncIterator[Local]:
-    """A cluster with these ranks in its stages; none of them outlives it."""
+    """Run a cluster with these ranks in its stages; none of them outlives the block."""
     async with local_cluster(folder, [None] * len(tp), tp=tp, **settings) as cluster:
         children = [child for server in cluster.servers for child in ranks_of(server)]
         yield cluster
@@ -52,7 +52,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 async def alone(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:
-    """What one process says."""
+    """Return the greedy ids of the model in one process."""
     async with local_cluster(folder, [None]) as cluster:
         return await cluster.greedy(prompt, tokens)
 
@@ -88,7 +88,7 @@ def member(cluster: Local, rank: int, stage: int = 0) -> RankProcess:
 
 
 def ranks_of(server: BlockServer) -> list[psutil.Process]:
-    """The processes of a server's ranks, as far as they run."""
+    """Return the processes of a server's ranks that run."""
     group, found = server.blocks.group, []
     for one in group.processes.members if group is not None else ():
         with suppress(psutil.NoSuchProcess):
@@ -97,7 +97,7 @@ def ranks_of(server: BlockServer) -> list[psutil.Process]:
 
 
 async def rebuilt(cluster: Local, first: RankGroup, stage: int = 0) -> RankGroup:
-    """Wait until another group is at work in the place of this one, and the coordinator knows."""
+    """Wait until another group is at work in the place of `first`, and the coordinator knows."""
     server = cluster.servers[stage]
     await until(lambda: server.blocks.group not in (None, first) and server.state == "ready")
     await server.catch_up()
@@ -105,7 +105,7 @@ async def rebuilt(cluster: Local, first: RankGroup, stage: int = 0) -> RankGroup
 
 
 def holdings() -> tuple[Counter[str], int]:
-    """What this process has open, by kind, and how many children it has."""
+    """Return what this process has open, by kind, and how many children it has."""
     kinds: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
@@ -114,10 +114,10 @@ def holdings() -> tuple[Counter[str], int]:
 
 
 async def holds_no_more_than(held: tuple[Counter[str], int]) -> None:
-    """AssertionError if this process still has more open, or other children, when what was under
-    way has had its time to end.
+    """Check that this process has no more open than `held`, and no other children, once what was
+    under way has had its time to end.
 
-    Where gloo missed the end of a rank, what it holds goes when its own patience ends.
+    Where gloo missed the end of a rank, what gloo holds goes when its own timeout ends.
     """
     for thread in threading.enumerate():
         if thread.name == "gloo":
@@ -132,8 +132,8 @@ async def holds_no_more_than(held: tuple[Counter[str], int]) -> None:
 
 
 def pid_of(rank: RankProcess) -> int:
-    """Of a process that runs: to signal number 0 would be to signal ourselves, and all that share a
-    group with us."""
+    """Return the pid of a rank, which must run: to signal number 0 would be to signal this process
+    and its whole group."""
     assert rank.child.pid, f"{rank.child.name} does not run"
     return rank.child.pid
 
@@ -147,8 +147,8 @@ def stop(rank: RankProcess) -> None:
 
 
 def starve(rank: RankProcess) -> None:
-    """It gets no more memory than it has: whatever needs more of it, in the middle of a forward,
-    raises."""
+    """Let a rank have no more memory than it has: an operation that needs more, in the middle of a
+    forward, raises."""
     pid = pid_of(rank)
     with open(f"/proc/{pid}/status") as status:
         kib = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
@@ -156,8 +156,8 @@ def starve(rank: RankProcess) -> None:
 
 
 def unload(rank: RankProcess) -> None:
-    """A stranger tells it to unload: its next step raises, and it does not join in what the others
-    wait for it in."""
+    """Tell a rank as a stranger to unload: its next step raises, and it does not join the operation
+    in which the others wait."""
     with raw(zmq.DEALER) as socket:
         socket.connect(rank.address.endpoint)
         socket.send(b'{"op":"unload_model","model_id":""}')
@@ -173,7 +173,8 @@ FAULTS: dict[str, Callable[[RankProcess], None]] = {
 
 
 async def harm(cluster: Local, fault: str, rank: int, stage: int = 0) -> None:
-    """At once, so that it still runs if it was seen to; but a stranger's words go over a socket."""
+    """Do a rank harm. That is done at once, so that a rank seen running still runs; only a
+    stranger's request goes over a socket."""
     if fault == "unloaded":
         await asyncio.to_thread(unload, member(cluster, rank, stage))
     else:

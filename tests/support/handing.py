@@ -1,4 +1,4 @@
-"""The other side of memory that rows are handed over in: a process that writes it, and a device
+"""The other side of memory in which rows are handed over: a process that writes it, and a device
 whose flags are the host's own."""
 
 import ctypes
@@ -19,7 +19,7 @@ WIDTH = 8
 
 
 class HostDevice:
-    """Does at once what it is told, like a stream that has nothing else to do."""
+    """A device that does its work at once, like a stream that has nothing else to do."""
 
     def register(self, address: int, size: int) -> int:
         return address
@@ -53,7 +53,7 @@ class HostDevice:
 
 
 class LateDevice(HostDevice):
-    """Writes nothing before it is told to go on."""
+    """A device that writes nothing before it is told to go on."""
 
     def __init__(self) -> None:
         self.late: list[tuple[int, int]] = []
@@ -68,7 +68,7 @@ class LateDevice(HostDevice):
 
 
 class Writer:
-    """A process with an outlet, told by lines what to do (see `main`)."""
+    """A process with an outlet, which is told by lines what to do (see `main`)."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -82,7 +82,8 @@ class Writer:
         return json.loads(self.process.stdout.readline())
 
     def put(self, rows: list[int], void: list[int] | None = None) -> HandedOver | None:
-        """Rows [len, WIDTH], each filled with one of the numbers. None: they found no place."""
+        """Have the process put rows [len, WIDTH], each filled with one of the numbers; return where
+        they lie, None if they found no place."""
         said = self.do(put=rows, void=void)
         return None if said is None else HandedOver(*said)
 

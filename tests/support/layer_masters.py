@@ -1,5 +1,5 @@
-"""A master of a layer worker that says what it likes, and what it offers: hand-made documented
-messages, nothing of zrt's on this side."""
+"""A layer worker's master that says whatever a test likes, and offers of layers: the documented
+messages by hand, without zrt's own master."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ NAMES = [f"model.layers.{number}" for number in (1, 2, 3, 4)]
 
 
 class Peer:
-    """A master that says what it likes."""
+    """A master that says whatever a test likes."""
 
     def __init__(self, socket: zmq.asyncio.Socket, worker: LayerWorker) -> None:
         self._socket = socket
@@ -48,7 +48,7 @@ class Peer:
 
 @asynccontextmanager
 async def worker_at(cache: Path) -> AsyncIterator[Peer]:
-    """A worker whose coordinator is not there, and a peer of it."""
+    """Run a worker whose coordinator is not there, and a peer of that worker."""
     worker = LayerWorker(
         "attic", join="tcp://127.0.0.1:1", cache=cache, device="cpu", threads=1, listen="tcp://127.0.0.1:0"
     )
@@ -72,7 +72,7 @@ def offer_of(model: Path, layers: tuple[int, ...] = (1, 2, 3, 4)) -> Offer:
 
 
 def read(file: LayerFile, at: int, size: int = PIECE_BYTES) -> bytes:
-    """Bytes of a file from `at` on, `size` of them or what there is."""
+    """Return `size` bytes of a file from `at` on, or as many as there are."""
     data = bytearray(min(size, file.size - at))
     file.read(at, memoryview(data))
     return bytes(data)
@@ -88,7 +88,8 @@ async def assign(peer: Peer, model: Path, offer: Offer, *, single: bool, kv_byte
 
 
 async def push(peer: Peer, offer: Offer, files: int = 99) -> int:
-    """Send what the worker lacks, of so many files; how many bytes those were."""
+    """Send the bytes that the worker lacks of the first `files` files; return how many those
+    were."""
     size = len(offer.manifest)
     probe = {"filename": "manifest.json", "offset": 0, "total_size": size}
     assert (await peer.ask("ModelDataChunk", **probe, data=b""))["type"] == "ModelDataTaken"

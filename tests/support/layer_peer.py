@@ -1,8 +1,8 @@
 """A master written from the documented messages alone, without zrt: pyzmq, MessagePack, and the
 safetensors format by hand.
 
-Words: ENDPOINT MODEL CONTEXT. Drives a layer worker through Hello, its set-up with layers 1 to 4,
-SingleOp, Batch and Goodbye; prints one JSON object.
+Arguments: ENDPOINT MODEL CONTEXT. Drives a layer worker through Hello, its set-up with layers 1 to
+4, SingleOp, Batch and Goodbye; prints one JSON object.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ F32 = 5
 
 
 def file_of(model: Path, layer: int) -> bytes:
-    """A layer's tensors as a safetensors file of their own."""
+    """Return a layer's tensors as a safetensors file of their own."""
     data = (model / "model.safetensors").read_bytes()
     end = 8 + struct.unpack("<Q", data[:8])[0]
     table = json.loads(data[8:end])

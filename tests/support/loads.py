@@ -1,5 +1,5 @@
 """Sessions that run at once, half of them greedy and half at some temperature, each with its own
-prompt and seed; and what came of them."""
+prompt and seed; and their tokens."""
 
 import asyncio
 import random
@@ -15,7 +15,8 @@ WAIT_S = 60.0
 
 
 class Load:
-    """`tokens` are those each session has so far, `phases` all it was told it was in."""
+    """A load of sessions. `tokens` are those each session has so far, `phases` all phases that any
+    of them was told."""
 
     def __init__(self, client: Client, count: int, length: int, heat: float) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(count)]
@@ -41,7 +42,7 @@ class Load:
                 self._some.notify_all()
 
     async def have(self, count: int) -> None:
-        """Wait until each session has so many tokens more than it has now, or is over."""
+        """Wait until each session has `count` tokens more than now, or is over."""
         wanted = [min(len(tokens) + count, self._length) for tokens in self.tokens]
         await self._until(lambda: all(len(got) >= goal for got, goal in zip(self.tokens, wanted, strict=True)))
 
@@ -54,7 +55,7 @@ class Load:
             await self._some.wait_for(condition)  # type: ignore[arg-type]
 
     async def over(self) -> list[list[int]]:
-        """All tokens of all sessions, at their end."""
+        """Return all tokens of all sessions, at their end."""
         async with asyncio.timeout(WAIT_S):
             await asyncio.gather(*self._tasks)
         return self.tokens
@@ -66,7 +67,7 @@ class Load:
 
 @asynccontextmanager
 async def load(client: Client, count: int, length: int, heat: float = 0.8) -> AsyncIterator[Load]:
-    """`count` sessions of `length` tokens each, and each has begun to decode."""
+    """Run `count` sessions of `length` tokens each, all of which have begun to decode."""
     made = Load(client, count, length, heat)
     try:
         await made.have(3)
@@ -76,7 +77,7 @@ async def load(client: Client, count: int, length: int, heat: float = 0.8) -> As
 
 
 async def undisturbed(folder: Path, count: int, length: int, heat: float = 0.8) -> list[list[int]]:
-    """What such a load comes to where nothing happens."""
+    """Return the tokens of such a load where nothing disturbs it."""
     async with (
         local_cluster(folder, ["0-1", "2-3"], model_context=512) as cluster,
         load(cluster.client, count, length, heat) as made,

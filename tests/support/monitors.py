@@ -1,4 +1,4 @@
-"""What is on the monitor's terminal, read and waited for."""
+"""The screen of the monitor, read and waited for."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ async def until(pilot: Pilot[None], seen: Callable[[], bool]) -> None:
 
 
 def screen(top: Top) -> str:
-    """What is on the terminal, as text."""
+    """Return what is on the screen, as text."""
     return "\n".join(strip.text.rstrip() for strip in top.screen._compositor.render_strips())
 
 

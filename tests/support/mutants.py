@@ -1,4 +1,4 @@
-"""Messages that no peer of ours would send: every type of the protocol, filled at random and then
+"""Messages that no zrt process would send: every type of the protocol, filled at random and then
 spoilt, as a tree of values or as bytes."""
 
 import random
@@ -21,9 +21,9 @@ Kind = Literal["client", "control", "step", "bare"]
 CLIENT = {kind.__name__: kind for kind in get_args(ClientRequest)}
 CONTROL = {kind.__name__: kind for kind in get_args(ControlMessage)}
 ORDERS = frozenset({"Assign", "Shutdown", "Kill"})
-"""What obeys to the letter whoever speaks as the coordinator: not sent in its name."""
+"""Messages whose receivers obey whoever speaks as the coordinator: not sent in its name."""
 OBEYED = frozenset({"Down", "Drain", "Restart"})
-"""What any client may ask for, and would get: not sent whole."""
+"""Requests that any client may make, and that would be obeyed: not sent whole."""
 HOSTILE: list[Any] = [
     None, True, -1, 0, 1, 127, 255, 2**16, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 1.5, float("nan"),
     float("inf"), "", "\0", "x" * 3000, "tcp://127.0.0.1:1", "tcp://[", "../../etc", b"", b"\xff" * 9, [], {}, [[]], [None] * 300, {"type": "done"},
@@ -40,8 +40,8 @@ LENGTHS = [
 
 @dataclass
 class Speaker:
-    """Who a mutant says it is, and what it knows: sessions by (id, epoch), and the incarnations of
-    those it speaks to."""
+    """The sender that a mutant claims, and what it knows: sessions by (id, epoch), and the
+    incarnations of those it speaks to."""
 
     name: str = "stranger"
     incarnation: int = 9
@@ -51,8 +51,8 @@ class Speaker:
 
 @dataclass
 class Mutant:
-    """`frames` as they are sent. `header`: its header can be read (a bare message has none: it
-    decodes); `whole`: all of it decodes."""
+    """A spoilt message, with its `frames` as they are sent. `header`: its header can be read (for a
+    bare message, which has none: it decodes); `whole`: all of it decodes."""
 
     kind: Kind
     type: str
@@ -62,7 +62,7 @@ class Mutant:
 
 
 class Mutants:
-    """An endless source; `seen`, `headers` and `whole` count by type."""
+    """An endless source of mutants; `seen`, `headers` and `whole` count them by type."""
 
     def __init__(self, rng: random.Random, speaker: Speaker, *, vocab: int = 160, hidden: int = 64) -> None:
         self.rng = rng
@@ -218,7 +218,8 @@ class Mutants:
     # ---- damage ----------------------------------------------------------------------------------
 
     def _spoilt(self, tree: Any) -> Any:
-        """The tree with none to three of its values changed, taken out, repeated or buried."""
+        """Return the tree with none to three of its values changed, taken out, repeated or
+        buried."""
         for _ in range(self.rng.choice([0, 0, 1, 1, 2, 3])):
             tree = self._change(tree)
         return tree
@@ -241,7 +242,7 @@ class Mutants:
         return [[tree]] if rng.random() < 0.05 else rng.choice(HOSTILE)
 
     def _packed(self, tree: Any) -> bytes:
-        """As MessagePack, and one time in eight with some of its bytes changed as well."""
+        """Return the tree as MessagePack, one time in eight with some of its bytes changed."""
         rng = self.rng
         frame = msgspec.msgpack.encode(tree)
         if rng.random() < 0.875:

@@ -1,4 +1,4 @@
-"""Who the actors under test talk to: other actors, on this loop or on a loop of their own, and raw
+"""The peers of actors under test: other actors, on this loop or on a loop of their own, and raw
 sockets."""
 
 import asyncio
@@ -19,19 +19,19 @@ from zrt.runtime.transport.sockets import readable
 
 Start = Callable[[Actor], Awaitable[Actor]]
 PATIENCE_S = 20.0
-"""After this, something that should have happened has not."""
+"""Seconds after which a test no longer waits for what should have happened."""
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what the loop is about to make true. TimeoutError after PATIENCE_S."""
+    """Wait until the loop has made a condition true. TimeoutError after PATIENCE_S."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110  any condition will do, not only one that has an event
             await asyncio.sleep(0.002)
 
 
 def arrives(mailbox: Mailbox, begin: Callable[[], object]) -> None:
-    """Hold this loop up until what `begin` sets off has come for a mailbox, and leave it
-    unheard."""
+    """Hold this loop up until what `begin` sets off has arrived at a mailbox, and leave that
+    unread."""
     readable(mailbox._socket)  # no news is left of what came before
     begin()
     assert select.select([mailbox._fd], [], [], PATIENCE_S)[0]
@@ -40,8 +40,8 @@ def arrives(mailbox: Mailbox, begin: Callable[[], object]) -> None:
 
 @contextmanager
 def no_descriptors() -> Iterator[Callable[[], None]]:
-    """This process has not one left; nor has it after what comes with this was called, which takes
-    those that were closed since."""
+    """Take all file descriptors of this process for the length of the block. The function yielded
+    takes those that have been closed since."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
@@ -62,7 +62,8 @@ def no_descriptors() -> Iterator[Callable[[], None]]:
 
 @asynccontextmanager
 async def elsewhere(actor: Actor) -> AsyncIterator[Address]:
-    """The actor on a loop and thread of its own, so that it goes on when this loop is held up."""
+    """Run the actor on a loop and thread of its own, so that it goes on when this loop is held
+    up."""
     started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     here = asyncio.get_running_loop()
     end: list[Callable[[], object]] = []
@@ -88,7 +89,8 @@ async def elsewhere(actor: Actor) -> AsyncIterator[Address]:
 
 @contextmanager
 def raw(kind: int, **options: int) -> Iterator["zmq.Socket[bytes]"]:
-    """A plain pyzmq socket with a context of its own; `options` by their names, e.g. RCVHWM=1."""
+    """Open a plain pyzmq socket with a context of its own; `options` by their names, e.g.
+    RCVHWM=1."""
     context = zmq.Context()
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager, suppress
 
 
 class Proxy:
-    """Pipes bytes to and from `target` (tcp://host:port). `endpoint` is where it is reached, also
-    after it was shut and opened again."""
+    """A pipe of bytes to and from `target` (tcp://host:port). `endpoint` is the proxy's own, and
+    stays the same after it was shut and opened again."""
 
     def __init__(self, target: str) -> None:
         self._host, self._port = target.removeprefix("tcp://").split(":")
@@ -28,7 +28,7 @@ class Proxy:
         self._own = self._server.sockets[0].getsockname()[1]
 
     def shut(self) -> None:
-        """Cut what there is, and take no more."""
+        """Cut all connections, and accept no more."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -39,12 +39,12 @@ class Proxy:
             writer.transport.abort()
 
     def cut_after(self, octets: int) -> None:
-        """Cut, once, when so many more bytes have come from the target: in the middle of a message,
-        as it happens."""
+        """Cut once, when `octets` more bytes have come from the target: mostly in the middle of a
+        message."""
         self._left = octets
 
     def hold(self) -> None:
-        """Nothing goes through, and nobody is told."""
+        """Let nothing through, without closing a connection."""
         self._flows.clear()
 
     def go_on(self) -> None:

@@ -1,5 +1,5 @@
-"""A master that only pushes: the layers of a folder, to the worker at an endpoint. Prints what it
-pushed and how much it grew, in bytes."""
+"""A master that only pushes the layers of a folder to the worker at an endpoint. Prints how many
+bytes it pushed, and by how many its memory grew."""
 
 import asyncio
 import json

@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 def on_ranks(world: int, work: Callable[[Communicator], T]) -> list[T]:
-    """What `work` returns on each rank of a new group."""
+    """Return what `work` returns on each rank of a new group."""
     rendezvous = Rendezvous(CPU)
 
     def run(rank: int) -> T:
@@ -65,7 +65,7 @@ class RankedPipeline(Pipeline):
             self.stages.append(cpu_decoder(shard, cache))
 
     def logits(self, key, seq_pos, ids, rope_length=0):  # type: ignore[no-untyped-def]
-        """As the leader has them, at every rank, so that all pick the same tokens."""
+        """Return the leader's logits on every rank, so that all pick the same tokens."""
         logits = super().logits(key, seq_pos, ids, rope_length).clone()
         if self.group.rank:
             logits.zero_()

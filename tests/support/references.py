@@ -1,4 +1,5 @@
-"""What transformers generates, and what a cluster does, with the logits of each."""
+"""The tokens that transformers generates, and those that a cluster does, with the logits of
+each."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from support.clusters import local_cluster
 
 
 def reference(folder: Path, prompt: list[int], tokens: int, dtype: str = "float32") -> tuple[list[int], Tensor]:
-    """transformers' greedy ids, and the logits [tokens, vocab] each was picked from."""
+    """Return transformers' greedy ids, and the logits [tokens, vocab] each was picked from."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager")
     with torch.inference_mode():
         out = model.generate(
@@ -34,8 +35,8 @@ async def through_stages(
     dtype: str = "float32",
     **settings: Any,
 ) -> tuple[list[int], Tensor]:
-    """The cluster's greedy ids, and the logits as the last stage's executor computed them after
-    real hops."""
+    """Return a cluster's greedy ids, and the logits as the last stage's executor computed them
+    after real hops."""
     async with local_cluster(folder, stages, model_dtype=dtype, **settings) as cluster:
         seen: list[Tensor] = []
         engine: Any = cluster.servers[-1].turns.engine

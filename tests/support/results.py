@@ -1,4 +1,4 @@
-"""What a chaos test found, as one JSON line: shown, and kept in the file that $ZRT_RESULTS
+"""The findings of a chaos test as one JSON line: shown, and kept in the file that $ZRT_RESULTS
 names."""
 
 import json
@@ -6,7 +6,8 @@ import os
 
 
 def tell(**cell: object) -> None:
-    """Numbers are rounded to a hundredth."""
+    """Print one finding as JSON, numbers rounded to a hundredth, and append it to the file, if
+    there is one."""
     line = json.dumps({key: round(value, 2) if isinstance(value, float) else value for key, value in cell.items()})
     print(line)
     path = os.environ.get("ZRT_RESULTS")

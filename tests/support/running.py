@@ -21,18 +21,18 @@ END_S = 20.0
 
 @dataclass
 class Running:
-    """`zrt up` and what it said. `home` is its $ZRT_HOME."""
+    """A `zrt up` that runs, with the endpoint it told. `home` is its $ZRT_HOME."""
 
     process: subprocess.Popen[str]
     endpoint: str
     home: Path
 
     def zrt(self, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Another command against this cluster."""
+        """Run another command against this cluster."""
         return run_zrt(*words, home=self.home, timeout=timeout)
 
     def children(self) -> dict[str, psutil.Process]:
-        """The cluster's processes by actor name."""
+        """Return the cluster's processes by actor name."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
             with suppress(psutil.Error):
@@ -43,13 +43,13 @@ class Running:
         return found
 
     def end(self, number: int = signal.SIGINT) -> int:
-        """Signal it and wait: its exit status."""
+        """Send `zrt up` a signal and wait; return its exit status."""
         self.process.send_signal(number)
         return self.process.wait(END_S)
 
 
 def run_zrt(*words: str, home: Path, timeout: float = 60.0, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. `stdin` is what it reads there; None: nothing, it is closed."""
+    """Run a command to its end. `stdin` is the text of its standard input; None: that is closed."""
     command = [sys.executable, "-m", "zrt.runtime.cli.main", *words]
     if stdin is None:
         command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
@@ -83,15 +83,16 @@ SHELLS_DESCRIPTORS = 1024
 
 
 def _as_from_a_shell() -> None:
-    """Whoever runs the tests in the background ignores Ctrl-C, and so would their children; and may
-    have been given more descriptors."""
+    """Undo what children inherit from whoever runs the tests: ignored Ctrl-C in the background, and
+    a higher limit of descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (SHELLS_DESCRIPTORS, hard))
 
 
 def begun(process: subprocess.Popen[str]) -> str:
-    """The first byte of its answer, read so that the rest stays for `communicate`."""
+    """Return the first byte of a process's answer, read so that the rest stays for
+    `communicate`."""
     assert process.stdout is not None
     first = os.read(process.stdout.fileno(), 1).decode()
     assert first, "there was no answer"
@@ -100,7 +101,8 @@ def begun(process: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def running(*words: str, home: Path) -> Iterator[Running]:
-    """A ready cluster; killed with all its processes if the test left it running."""
+    """Run a cluster until it is ready, and kill all its processes at the end if the test left it
+    running."""
     reader, writer = os.pipe()
     with open(reader) as pipe:
         process = start_zrt("up", *words, home=home, ZRT_READY_FD=str(writer))
@@ -121,8 +123,8 @@ def running(*words: str, home: Path) -> Iterator[Running]:
 
 
 def family(home: Path) -> list[psutil.Process]:
-    """Every process of the clusters that were started with this home: children inherit it, whoever
-    their parent is by now."""
+    """Return every process of the clusters that were started with this home: children inherit it,
+    whatever parent they have by now."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -132,7 +134,7 @@ def family(home: Path) -> list[psutil.Process]:
 
 
 def gone(processes: Sequence[psutil.Process], within: float = 5.0) -> bool:
-    """Whether all of them ended in time."""
+    """Return whether all processes end in time."""
     return not psutil.wait_procs(processes, within)[1]
 
 
@@ -153,7 +155,8 @@ GREEDY = ["generate", "--token-ids", "1,2,3", "--temperature", "0"]
 
 @contextmanager
 def answering(cluster: Running, tokens: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A greedy generation that has begun, and the first character of its answer."""
+    """Run a greedy generation that has begun; yield its process and the first character of its
+    answer."""
     process = start_zrt(*GREEDY, "--max-tokens", str(tokens), home=cluster.home)
     try:
         yield process, begun(process)
@@ -163,7 +166,8 @@ def answering(cluster: Running, tokens: int) -> Iterator[tuple[subprocess.Popen[
 
 
 def slow_model(folder: Path) -> Path:
-    """A model of random weights, which take a while to make."""
+    """Write the config of a model whose random weights take a while to make, and return its
+    folder."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 8}
     sizes |= {"vocab_size": 160, "max_position_embeddings": 1 << 16}
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))

@@ -26,7 +26,7 @@ def session(number: int, tokens: int = 10, **more: object) -> SessionInfo:
 
 
 def step(serial: int, us: int = 400, **more: object) -> GroupStep:
-    """A step of three ranks; the later a rank, the slower."""
+    """Return a step of three ranks; the later a rank, the slower."""
     each = [us + 10 * rank for rank in range(3)]
     made = GroupStep(serial, "step_batch", 500, 2, 7, 20, [max(0, one - 50) for one in each], each, ["", "", ""])
     for key, value in more.items():
@@ -35,7 +35,7 @@ def step(serial: int, us: int = 400, **more: object) -> GroupStep:
 
 
 def group(steps: int, drain_us: int = 400, **more: object) -> GroupLoad:
-    """Three ranks that have run so many steps."""
+    """Return the load of three ranks that have run so many steps."""
     ranks = [
         RankLoad(
             rank, 100 + rank, steps, 0, 300 * steps, (drain_us + rank) * steps, state="ready", rss_bytes=rank << 30

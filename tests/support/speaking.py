@@ -1,4 +1,4 @@
-"""Gives a tiny random model a tokenizer and a chat template, so that it can be talked to."""
+"""A tokenizer and a chat template for tiny random models, so that one can talk to them."""
 
 import json
 import shutil
@@ -7,11 +7,11 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 WORDS = 160
-"""The vocabulary of the tiny models: w0 to w159."""
+"""The size of the tiny models' vocabulary: w0 to w159."""
 
 
 def speaking(model: Path, folder: Path) -> Path:
-    """A copy of `model` in `folder` whose tokens are the words w0, w1 and so on."""
+    """Copy `model` to `folder`, with the words w0, w1 and so on for tokens, and return `folder`."""
     shutil.copytree(model, folder)
     backend = Tokenizer(models.WordLevel({f"w{n}": n for n in range(WORDS)}, unk_token="w3"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -1,5 +1,5 @@
-"""How long an event loop is held up: a timer that notes its own lateness, and the same timer on an
-empty loop in a process beside it."""
+"""Meters of how long an event loop is held up: a timer that notes its own lateness, and the same
+timer on an empty loop in a process beside it."""
 
 import asyncio
 import subprocess
@@ -13,8 +13,8 @@ PERIOD_S = 0.005
 
 
 class StallMeter:
-    """`with StallMeter() as meter:` on a running loop; then `meter.worst_ms` is the longest time
-    the loop was late."""
+    """A meter of a running loop: after `with StallMeter() as meter:`, `meter.worst_ms` is the
+    longest time the loop was late."""
 
     def __init__(self) -> None:
         self.worst_ms = 0.0
@@ -43,10 +43,11 @@ class StallMeter:
 
 
 class EmptyLoop:
-    """A process whose loop does nothing but measure itself, so that what the machine does to
-    everybody can be told apart.
+    """A process whose loop does nothing but measure itself, so that what the machine does to every
+    process can be told apart.
 
-    `async with EmptyLoop() as empty:` runs it for the length of the block; then `empty.worst_ms`.
+    `async with EmptyLoop() as empty:` runs it for the length of the block; then `empty.worst_ms` is
+    its longest lateness.
     """
 
     async def __aenter__(self) -> Self:

@@ -15,8 +15,8 @@ PATIENCE_S = 60.0
 
 
 class Terminal:
-    """`screen` is all that was shown so far, control characters included. Use it as a context
-    manager: what still runs is killed."""
+    """A command on a pseudo-terminal. `screen` is all that was shown so far, control characters
+    included. Use it as a context manager: a command that still runs is killed."""
 
     def __init__(self, *words: str, home: Path) -> None:
         self.screen = ""
@@ -40,8 +40,8 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def until(self, text: str) -> str:
-        """Wait until `text` is shown after what was waited for last; what was shown up to its
-        end."""
+        """Wait until `text` is shown after what was waited for last; return what was shown up to
+        the end of `text`."""
         deadline = time.monotonic() + PATIENCE_S
         while text not in self.screen[self._read :]:
             if not select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -54,8 +54,8 @@ class Terminal:
         return self.screen[start : self._read]
 
     def wait(self, typing: str = "") -> int:
-        """Its exit status (negative: the signal) once it has ended. What it shows meanwhile is
-        read, so that it can end.
+        """Return the command's exit status (negative: the signal) once it has ended. What it shows
+        meanwhile is read, so that it can end.
 
         `typing` is typed now, and every second until a line ends in answer to it. (Python does not
         see a Ctrl-C in the moment between input()'s prompt and its read until the next key; once

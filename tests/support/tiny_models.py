@@ -1,5 +1,5 @@
-"""Tiny models that between them have every feature of every family: what is compared with
-transformers, here and in docs/models.md."""
+"""Tiny models that between them have every feature of every family, for comparison with
+transformers, in tests and in docs/models.md."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,8 @@ _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": WINDOW}
 
 
 class Tiny(NamedTuple):
-    """A family, keys of its config beside those every tiny model has, and what it has, in words."""
+    """One tiny model: its family, keys of its config beside those every tiny model has, and its
+    features in words."""
 
     family: str
     config: dict[str, Any]
@@ -162,7 +163,7 @@ def save_model(folder: Path, family: str, config: dict[str, Any], seed: int, dty
 
 
 def reference(folder: Path, prompt: list[int], tokens: int) -> list[int]:
-    """transformers' greedy ids."""
+    """Return transformers' greedy ids."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Small tokenizers of each kind, made here."""
+"""Small tokenizers of each kind, made by code."""
 
 import json
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from tokenizers import Tokenizer as Backend
 
 
 def byte_level() -> Backend:
-    """GPT-2's kind: every byte is a token, some merges, and added tokens with and without
-    characters of the alphabet."""
+    """Return a tokenizer of GPT-2's kind: every byte is a token, some merges, and added tokens with
+    and without characters of the alphabet."""
     vocabulary = {token: n for n, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = [("h", "e"), ("Ġ", "he"), ("ð", "Ł"), ("ä", "½")]
     for left, right in merges:
@@ -24,8 +24,8 @@ def byte_level() -> Backend:
 
 
 def byte_fallback(strip: bool) -> Backend:
-    """Llama 2's kind (`strip`) and Gemma's: a piece vocabulary where unknown characters fall to
-    tokens of their bytes."""
+    """Return a tokenizer of Llama 2's kind (`strip`) or Gemma's: a piece vocabulary where unknown
+    characters fall to tokens of their bytes."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += [*"▁abcdehnot.,'", "▁▁", "he", "▁he", "▁a", "日"]
     vocabulary = {piece: n for n, piece in enumerate(pieces)}
@@ -41,7 +41,8 @@ def byte_fallback(strip: bool) -> Backend:
 
 
 def metaspace() -> Backend:
-    """T5's kind: unigram pieces, the first of which loses its leading space."""
+    """Return a tokenizer of T5's kind: unigram pieces, the first of which loses its leading
+    space."""
     pieces = ["<unk>", "<s>", "</s>", *"▁abcdemnorstv.,!?'", "▁a", "▁.", "▁'", "n't", "▁n't", "▁'s", "'ve", "re", "▁▁"]
     backend = Backend(models.Unigram([(piece, -float(n)) for n, piece in enumerate(pieces)], unk_id=0))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -51,7 +52,7 @@ def metaspace() -> Backend:
 
 
 def words() -> Backend:
-    """Whole words and no decoder at all: tokens are joined by spaces."""
+    """Return a tokenizer of whole words without a decoder: tokens are joined by spaces."""
     backend = Backend(
         models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "one": 3, "two": 4, ".": 5}, unk_token="<unk>")
     )
@@ -70,7 +71,8 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 
 def write_tokenizer(folder: Path, kind: str, **settings: object) -> None:
-    """The files of one of BACKENDS; `settings` are further entries of its tokenizer_config.json."""
+    """Write the files of one of BACKENDS; `settings` are further entries of its
+    tokenizer_config.json."""
     config = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"} | settings
     BACKENDS[kind]().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

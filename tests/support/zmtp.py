@@ -1,5 +1,5 @@
 """A stranger that speaks ZMTP 3.1 (rfc.zeromq.org/spec/37) over a plain connection, and so can
-break it at any byte."""
+break that at any byte."""
 
 import socket
 import struct
@@ -22,7 +22,8 @@ def ping(ttl_ms: int = 10_000) -> bytes:
 
 @contextmanager
 def stranger(endpoint: str, routing_id: bytes = b"") -> Iterator[socket.socket]:
-    """A DEALER's connection after the handshake. Left, it is reset rather than closed."""
+    """Open a DEALER's connection and finish the handshake. At the end of the block it is reset
+    rather than closed."""
     where = urlsplit(endpoint)
     with closing(socket.create_connection((where.hostname, where.port), PATIENCE_S)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -11,7 +11,7 @@ from zrt.runtime.messages.control import Address
 from zrt.runtime.messages.members import Workers
 
 RETRY_S: Final = 1.0
-"""When a worker whose connection broke is tried again."""
+"""Seconds until a worker whose connection broke is tried again."""
 
 
 class KnownWorkers:

@@ -45,7 +45,7 @@ from zrt.runtime.models.checkpoint.layout import ends_bytes
 log = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 5
-"""How many attempts at giving layers out there are before their stage fails."""
+"""How many times layers are given out before their stage fails."""
 PAUSE_S: Final = 0.5
 WAIT_S: Final = 600.0
 """How long workers may take to join, or to come back."""
@@ -87,8 +87,8 @@ class Lending:
             self.lent.worker_lost(address)
 
     def may_mend(self, assignment: Assignment, fault: Fault) -> bool:
-        """Return whether a load that ended so may do now: all workers of pinned runs are there, and
-        the worker it failed for is not the process it was."""
+        """Return whether a load that ended with this fault may succeed now: all workers of pinned
+        runs are there, and the worker it failed for is another process than then."""
         workers = self._workers.by_name
         if any(lend.worker not in workers for lend in assignment.lend):
             return False
@@ -137,8 +137,9 @@ class Lending:
         raise AssertionError("the last attempt returns or raises")
 
     def _may_go_on(self, assignment: Assignment, error: ZrtError) -> bool:
-        """Return whether another attempt may do: a worker was lost, or one that nothing is pinned
-        to cannot hold what it was given. That none will come is the actor's own word, and final."""
+        """Return whether another attempt may succeed: a worker was lost, or one that nothing is
+        pinned to cannot hold what it was given. An error of this actor's own, that no worker will
+        come, is final."""
         worker = self._workers.by_name.get(error.where)
         if error.kind == "worker_failed":
             return error.where != self._actor.name
@@ -292,7 +293,7 @@ class Lending:
         return holders
 
     def _say(self, waits_for: str) -> None:
-        """Tell people and the listener what is waited for; empty: nothing."""
+        """Log and tell the listener what is waited for; empty: nothing."""
         if waits_for != self._waits_for:
             self._waits_for = waits_for
             if waits_for:

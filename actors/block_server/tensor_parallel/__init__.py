@@ -11,5 +11,6 @@ In reading order:
 - group_stats.py: what the leader tells of its ranks
 - trial.py: a group formed, checked and ended: `zrt check MODEL --tp N`
 
-May import: runtime/ and actors/tp_rank/, whose part the leader plays itself.
+May import: runtime/, actors/options.py, the backend of actors/block_server/, and actors/tp_rank/,
+whose part the leader plays itself.
 """

@@ -5,7 +5,7 @@ messages.
 
 In reading order:
 
-- membership.py: Register, Beat, StateChanged, ChildDied; sends Assign
+- membership.py: takes Register, Beat, StateChanged, LoadProgress, ChildDied; sends Assign, Workers
 - cluster_plan.py: what the cluster file says: seats, memory, assignments
 - roster.py: who is there, and what each holds and does
 - process_record.py: one registered process

@@ -9,7 +9,8 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address
 
 Crowd = Mapping[str, tuple[int, int]]
-"""By actor: how many sessions run there, and how many of them in the slot that is asked for."""
+"""How many sessions run on each actor, by its name, and how many of them in the slot that is asked
+for."""
 
 
 class Pipeline:

@@ -165,7 +165,8 @@ class ProcessRecord:
             self.state = message.state
 
     def change_state(self, message: StateChanged) -> bool:
-        """Note the state a block server says it is in; False if that is of an older assignment."""
+        """Note the state a block server says it is in; return False if that is of an older
+        assignment."""
         if message.serial != self.serial or self.seat is None:
             return False
         if message.state == "loading" and self.state != "loading":
@@ -175,7 +176,7 @@ class ProcessRecord:
         return True
 
     def take_progress(self, message: LoadProgress) -> bool:
-        """Note how far loading is; False if that is of an older assignment."""
+        """Note how far loading is; return False if that is of an older assignment."""
         if message.serial != self.serial:
             return False
         self.loading = LoadingProgress(message.done, message.total, message.graphs, message.all_graphs)

@@ -25,7 +25,7 @@ from zrt.runtime.messages.members import (
 )
 
 MOST: Final = 1024
-"""Processes known at once; more would be strangers."""
+"""How many processes are known at once; more would be strangers."""
 
 
 class Roster:

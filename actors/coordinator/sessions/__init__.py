@@ -14,6 +14,6 @@ In reading order:
 - delivery.py: one client's events in order, over broken connections
 - latencies.py: how long clients waited for tokens, as histograms
 
-May import: runtime/ without torch, the pipeline of actors/coordinator/fleet/, and the event log.
-session.py, admission.py and quarantine.py are pure.
+May import: runtime/ without torch, roster and pipeline of actors/coordinator/fleet/, and the event
+log. session.py, admission.py and quarantine.py import neither zmq nor asyncio.
 """

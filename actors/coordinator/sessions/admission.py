@@ -15,7 +15,8 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 
 HEADROOM = 64
-"""Tokens a session must have room for beyond its history before it is admitted beside others."""
+"""How many tokens a session must have room for beyond its history before it is admitted beside
+others."""
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class Admission:
 
     def resize(self, *, capacity: int, room: int, slots: int) -> None:
         """Take up what the stages offer now: pages of one replica, of all replicas of a stage, and
-        slots; sessions of slots that are no more go to others."""
+        slots; sessions of slots that no longer exist go to others."""
         self.capacity = capacity
         self._room = room
         if slots == len(self._populations):

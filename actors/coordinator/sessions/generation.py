@@ -61,24 +61,25 @@ class Generation:
         return self.session.id
 
     def page_keys(self) -> list[int]:
-        """Return the keys of the full pages of its history."""
+        """Return the keys of the full pages of the session's history."""
         return self.keys.of(self.session.tokens)
 
     # ---- how it gets on --------------------------------------------------------------------------
 
     def admit(self, slot: int, now: float) -> None:
-        """Let it run, in this slot: its turn in the queue came."""
+        """Let the generation run in this slot: its turn in the queue came."""
         self.session.take_slot(slot)
         self.progressed = now
         self.admitted = self.admitted or now
 
     def interrupt(self, why: str) -> None:
-        """Note why it does not go on for now; its client hears that with its progress."""
+        """Note why the generation does not go on for now; its client hears that with its
+        progress."""
         self.fault = why
 
     def count_attempt(self, why: str) -> int:
-        """Note that its route failed, and return how often that happened before since its last
-        token."""
+        """Note that the generation's route failed, and return how often that happened before since
+        its last token."""
         self.interrupt(why)
         self.attempts += 1
         return self.attempts - 1
@@ -152,8 +153,8 @@ class Generation:
         )
 
     def progress(self, place: tuple[int, int] | None = None) -> None:
-        """Tell its client where it stands: its place in the queue (given), tokens generated of
-        those it may, or prompt tokens run of all."""
+        """Tell the client where the generation stands: its place in the queue (given), tokens
+        generated of those it may, or prompt tokens run of all."""
         session = self.session
         if place is not None:
             done, total = place
@@ -216,8 +217,8 @@ class Generation:
         )
 
     def _pace(self, now: float) -> float:
-        """Return tokens a second over the last gaps, and the gap that lasts if it is longer than
-        these."""
+        """Return tokens a second over the last gaps between tokens, and the present gap if that is
+        longer."""
         if not self.gaps or self.session.state is not SessionState.DECODING:
             return 0.0
         seconds, count = sum(self.gaps), len(self.gaps)

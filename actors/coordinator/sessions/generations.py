@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 TEND_S: Final = 0.5
 QUIET_S: Final = 0.5
-"""How long a client may hear nothing before it is told how its session gets on: so it hears at
+"""Seconds that a client may hear nothing before it is told how its session gets on: so it hears at
 least once a second."""
 
 
@@ -182,8 +182,8 @@ class Generations:
             self.fail(generation, error)
 
     def _tend(self) -> None:
-        """Let clients hear at least once a second, and try stalled ones again or give them up;
-        until there is nobody left to tend."""
+        """Let clients hear at least once a second, and try stalled clients again or give them up,
+        until no client is left to tend."""
         now = time.monotonic()
         for generation in list(self._live.values()):
             delivery = generation.delivery
@@ -216,7 +216,7 @@ class Generations:
         generation.progress(self._admission.place(generation.id))
 
     def infos(self) -> Iterator[SessionInfo]:
-        """Return all live sessions, for people, the oldest first."""
+        """Return what people are shown of all live sessions, the oldest first."""
         now = time.monotonic()
         for generation in self._live.values():
             yield generation.info(self.began, now, self._page_tokens)
@@ -229,7 +229,7 @@ class Generations:
     # ---- admission -------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Let those in the queue come for which there is room."""
+        """Admit sessions from the queue for which there is room."""
         for session, slot in self._admission.admit():
             generation = self._live[session]
             generation.admit(slot, time.monotonic())

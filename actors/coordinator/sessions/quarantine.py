@@ -1,17 +1,17 @@
 """The quarantine of sessions that may be why stages are lost: each was in a turn that its stage did
 not survive, and no token came of it since. Pure.
 
-All sessions of that turn are as suspect as the one that was too much for the stage. So those to
-whom it happened again are tried one at a time: a token clears a session; the one that loses its
+All sessions of that turn are as suspect as the one that was too much for the stage. So the sessions
+to which it happened again are tried one at a time: a token clears a session; the one that loses its
 stage once too often is named, and the others go on.
 """
 
 from typing import Final
 
 LOSSES: Final = 3
-"""Stages lost in a row, after which a session is not replayed again."""
+"""How many stages are lost in a row until a session is not replayed again."""
 TRIED: Final = 2
-"""Stages lost in a row, after which a session is tried alone."""
+"""How many stages are lost in a row until a session is tried alone."""
 
 
 class Quarantine:

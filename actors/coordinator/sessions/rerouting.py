@@ -92,7 +92,8 @@ class Rerouting:
         return False
 
     def park(self, generation: Generation, why: str) -> None:
-        """Free what it holds on all stages and keep its history, until there is a route again."""
+        """Free what a generation holds on all stages and keep its history, until there is a route
+        again."""
         session = generation.session
         session.park()
         self.routing.leave(generation)
@@ -119,8 +120,8 @@ class Rerouting:
                 await self._news.wait()
 
     def trial_over(self) -> None:
-        """Let those go on that wait for another's trial; not at once, since whoever says so is
-        about to change a session."""
+        """Let sessions that wait for another's trial go on; not at once, since the caller is about
+        to change a session."""
         asyncio.get_running_loop().call_soon(self.routes_changed)
 
     def peer_lost(self, address: Address, why: str, *, died: bool = False) -> None:

@@ -40,19 +40,19 @@ BLAMED = frozenset({"rank_failed", "worker_failed"} | MEMORY)
 
 
 class SessionKeeper(Protocol):
-    """The owner of all live sessions, for those who change where they run."""
+    """The owner of all live sessions, as the modules see it that change where sessions run."""
 
     def fail(self, generation: Generation, error: ZrtError) -> None:
         """End a generation that no route can save."""
         ...
 
     def admit(self) -> None:
-        """Let those in the queue come for which there is room."""
+        """Admit sessions from the queue for which there is room."""
         ...
 
 
 class RouteListener(Protocol):
-    """The one who knows how all sessions run, and hears of each route that changes."""
+    """The observer that knows how all sessions run, and hears of each route that changes."""
 
     def crowd(self, slot: int) -> Crowd:
         """Return how many sessions run where at this moment, and how many of them in this slot."""
@@ -146,7 +146,7 @@ class Routing:
             self._listener.trial_over()
 
     def send(self, address: Address, message: SessionMessage) -> None:
-        """Tell a replica; if it is gone, that is heard elsewhere."""
+        """Tell a replica; a replica that is gone is noticed elsewhere."""
         try:
             self._actor.tell(address, message)
         except ZrtError as error:

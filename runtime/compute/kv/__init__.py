@@ -9,5 +9,5 @@ In reading order:
 - slab_cache.py: keys and values in CPU memory, a slab a session
 - paged_cache.py: keys and values in GPU memory, in pages
 
-May import: runtime/compute/'s own files and runtime/models/.
+May import: runtime/compute/tensors.py, runtime/models/ and the files of runtime/ itself.
 """

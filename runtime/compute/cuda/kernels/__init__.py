@@ -1,13 +1,14 @@
-"""The Triton kernels: only functions on the device, in Triton's language; the launches are in the
-room above.
+"""Kernels in Triton's language: nothing but functions on the device.
 
-- dense/: rows and products (gemv.py, elementwise.py), and dependent_launch.py, which all kernels
-  but
-  host_copy.py use.
-- attention/: place_heads.py, then paged_decode.py or paged_prompt.py, then combine.py.
-- sampling/: argmax.py; thresholds.py and then draw.py.
-- host_copy.py: rows copied to memory of the host, and from there.
+The room above launches them and chooses grids and launch parameters.
 
-Imports torch, triton and other kernels, by name (`from … import wait`): a kernel cannot look up an
-attribute of a module.
+In reading order:
+
+- dense/: norms, gate and products of one row, and how a kernel starts before the last one ends
+- attention/: heads placed in the KV pages, then attention over the pages, of tokens and of prompts
+- sampling/: the greatest logit, or the token that is drawn
+- host_copy.py: rows copied to memory of the host, and from there
+
+May import: torch, triton and other kernels, the last by name (`from … import wait`): a kernel
+cannot look up an attribute of a module.
 """

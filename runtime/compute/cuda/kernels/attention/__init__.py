@@ -1,11 +1,11 @@
-"""Attention kernels for NVIDIA GPUs, in Triton.
+"""Attention on NVIDIA GPUs, over keys and values in pages. Scores and sums are in float32.
 
 In reading order:
 
-- place_heads.py: heads made ready for attention
+- place_heads.py: heads normed and rotated, keys and values written to their pages
 - paged_decode.py: attention of one token a session, straight from the session's pages
-- paged_prompt.py: attention of many tokens of a session at a time, straight from its pages
-- combine.py: the parts of a history, attended to by several programs, put together
+- paged_prompt.py: attention of many tokens of a session, straight from its pages
+- combine.py: the parts of a history that several programs attended to, put together
 
-May import: triton, torch and the kernels of dense/.
+May import: torch, triton and the kernels of dense/.
 """

@@ -1,11 +1,10 @@
-"""The kernels of products and of the operations between them.
+"""Rows and products on NVIDIA GPUs, computed in float32 and rounded once.
 
 In reading order:
 
 - dependent_launch.py: programmatic dependent launch: a kernel starts while the one before it ends
-- elementwise.py: kernels between the products of a block, in Triton
-- gemv.py: the product of a weight with one row (GEMV), in Triton, with the operations around it
-  fused in
+- gemv.py: the product of a weight with one row (GEMV), with what stands around it fused in
+- elementwise.py: RMSNorm of rows, and the MLP's gate
 
-May import: triton and torch.
+May import: torch and triton.
 """
