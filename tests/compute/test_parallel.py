@@ -9,6 +9,7 @@ import torch
 from support.ranked import RankedPipeline, on_ranks
 from support.tiny_models import LONG_PROMPT, MODELS, SHORT_PROMPT
 
+from zrt.runtime.compute.cpu.cpu_forward import cpu_decoder
 from zrt.runtime.compute.decoder.linear import DenseLinear
 from zrt.runtime.compute.decoder.shard import Shard
 from zrt.runtime.compute.weight_sources import RandomCheckpoint, open_checkpoint
@@ -106,7 +107,7 @@ def test_random_weights_are_the_same_model_at_every_size(tp, make_model, pipelin
 
     whole = Shard.load(spec, RandomCheckpoint(spec), (0, 3), dtype=torch.float32)
     one = pipeline(folder)
-    one.stages[0].shard = whole
+    one.stages[0] = cpu_decoder(whole, one.stages[0].cache)
     one.open("s")
     wanted = one.logits("s", 0, SHORT_PROMPT)
     assert (on_ranks(tp, logits)[0] - wanted).abs().max() <= 1e-4
