@@ -7,7 +7,7 @@ The files here are the base that every room may import:
 - formatting.py: amounts in words
 - version.py: the release of zrt that runs
 - paths.py: the folder of zrt's files on this machine
-- exit.py: the end of a process that does not wait for its threads
+- hard_exit.py: the end of a process that does not wait for its threads
 - host_memory.py: memory of this machine that a new process may take
 - watchdog.py: blocking calls, given up when they take too long
 - page_keys.py: keys of KV pages by the tokens they hold

@@ -13,8 +13,8 @@ In reading order:
 - step_owner.py: what the turn loop asks of whoever owns a step
 - turn_delivery.py: a turn's results: onward, to the coordinator, round the ring
 - backend.py: who runs a turn: this executor, or it and its ranks
-- row_transfer.py: how results reach the next stage
-- row_channels.py: rows handed over in memory, within one machine
+- stage_transfer.py: how results reach the next stage
+- memory_channels.py: rows handed over in memory, within one machine
 - tensor_parallel/: a group of ranks that this process leads
 - layer_lending/: layer workers whose master this process is
 

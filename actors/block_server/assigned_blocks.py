@@ -16,7 +16,7 @@ from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.exit import leave
+from zrt.runtime.hard_exit import leave
 from zrt.runtime.messages.members import Assignment, LoadProgress
 from zrt.runtime.messages.stats import LendLoad
 from zrt.runtime.models.fetch.resolve import resolve

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from zrt.actors.block_server.row_transfer import rows_of
+from zrt.actors.block_server.stage_transfer import rows_of
 from zrt.actors.block_server.step_owner import Turn
 from zrt.actors.block_server.step_queue import Waiting
 from zrt.actors.block_server.turn_loop import TurnLoop

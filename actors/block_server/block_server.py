@@ -25,8 +25,8 @@ import torch
 
 from zrt.actors.block_server.assigned_blocks import AssignedBlocks
 from zrt.actors.block_server.bare_sessions import BareSessions
+from zrt.actors.block_server.memory_channels import MemoryChannels
 from zrt.actors.block_server.routed_sessions import RoutedSessions
-from zrt.actors.block_server.row_channels import RowChannels
 from zrt.actors.block_server.turn_loop import TurnLoop
 from zrt.actors.options import BlockServerOptions
 from zrt.runtime.actor.envelope import Envelope
@@ -79,7 +79,7 @@ class BlockServer(Member):
         self._fault: Fault | None = None
         self._loads_to: ActorState = "ready"
         self.turns = TurnLoop(f"{name}-{device}", threads, lives=partial(device_lives, torch.device(device)))
-        self._row_channels = RowChannels(self, self.turns.executor)
+        self._memory_channels = MemoryChannels(self, self.turns.executor)
         self.blocks = AssignedBlocks(
             self,
             self.turns.executor,
@@ -88,7 +88,7 @@ class BlockServer(Member):
             listener=self,
         )
         self.bare = BareSessions(self, self.turns, self._ready)
-        self.routed = RoutedSessions(self, self.turns, self._ready, self.bare, self._row_channels)
+        self.routed = RoutedSessions(self, self.turns, self._ready, self.bare, self._memory_channels)
         self.obey(Assign, self._on_assign)
         self.obey(SetState, self._on_set_state)
         self.obey(Workers, self._on_workers)
@@ -106,7 +106,7 @@ class BlockServer(Member):
 
     async def stop(self) -> None:
         self.state = "stopped"
-        self._row_channels.stop()
+        self._memory_channels.stop()
         self.turns.take_backend(None, 1)
         await self.blocks.end()
         await super().stop()
@@ -149,7 +149,7 @@ class BlockServer(Member):
         self.state, self._fault = "blank", None
         self.blocks.assignment = None
         self.turns.take_backend(None, 1)
-        self._row_channels.serve(None, None)
+        self._memory_channels.serve(None, None)
         self.routed.forget_all()
         self.spawn(self.blocks.end(), "let go")
 
@@ -182,7 +182,7 @@ class BlockServer(Member):
         blocks = f"{assignment.first}-{assignment.last}"
         log.info("%s: loads blocks %s of %s", self.name, blocks, assignment.model)
         self.turns.take_backend(None, assignment.chunk)
-        self._row_channels.serve(None, None)
+        self._memory_channels.serve(None, None)
         if self.state != "loading":  # a rank or a worker that is lost undrains nothing
             self._loads_to = "drained" if self.state == "drained" else "ready"
         self._set_state("loading", self._as_fault(lost) if lost is not None else None)
@@ -201,7 +201,7 @@ class BlockServer(Member):
             return
         if self.blocks.assignment is assignment:
             self.turns.take_backend(backend, assignment.chunk)
-            self._row_channels.serve(backend.engine, assignment)
+            self._memory_channels.serve(backend.engine, assignment)
             self.progress_changed()
             log.info("%s: is ready", self.name)
             self._set_state(self._loads_to)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from zrt.actors.block_server.backend import Backend
 from zrt.actors.block_server.bare_sessions import BareSessions
-from zrt.actors.block_server.row_channels import RowChannels
-from zrt.actors.block_server.row_transfer import rows_of
+from zrt.actors.block_server.memory_channels import MemoryChannels
 from zrt.actors.block_server.stage_session import StageSession
+from zrt.actors.block_server.stage_transfer import rows_of
 from zrt.actors.block_server.step_queue import Waiting
 from zrt.actors.block_server.turn_delivery import RoutedStep, TurnDelivery
 from zrt.actors.block_server.turn_loop import TurnLoop
@@ -39,15 +39,15 @@ class RoutedSessions:
         loop: TurnLoop,
         ready: Callable[[], Holding],
         bare: BareSessions,
-        row_channels: RowChannels,
+        memory_channels: MemoryChannels,
     ) -> None:
         self._actor = actor
         self._loop = loop
         self._ready = ready
         self._bare = bare
-        self._row_channels = row_channels
+        self._memory_channels = memory_channels
         self._sessions: dict[int, StageSession] = {}
-        self._delivery = TurnDelivery(actor, loop, row_channels, bare, self._sessions)
+        self._delivery = TurnDelivery(actor, loop, memory_channels, bare, self._sessions)
         actor.obey(Open, self._on_open)
         actor.obey(Credit, self._on_credit)
         actor.obey(Close, self._on_close)
@@ -151,16 +151,16 @@ class RoutedSessions:
             else:
                 self._loop.tally.dropped_stale += 1
         if not taken:
-            self._row_channels.dismiss(header)
+            self._memory_channels.dismiss(header)
             return
         try:
             rows = self._rows(envelope, request, taken[0][0].before)
         except ZrtError as error:
-            self._row_channels.dismiss(header)
+            self._memory_channels.dismiss(header)
             self._delivery.steps_failed([step for _, step, _ in taken], error)
             return
         if header.near:
-            self._row_channels.heard(header, taken[0][0].before)
+            self._memory_channels.heard(header, taken[0][0].before)
         now = time.monotonic()
         for session, step, index in taken:
             self._delivery.add(session, step, rows[index], now)
@@ -169,7 +169,7 @@ class RoutedSessions:
         """Return the rows of each step of a message of the stage before."""
         header, engine = envelope.header, self._ready()
         if header.handed is not None:
-            return self._row_channels.rows(engine, header, request, before)
+            return self._memory_channels.rows(engine, header, request, before)
         rows = rows_of(engine, request, header.dtype)
         starts = accumulate((step.n for step in header.steps), initial=0)
         return [rows[start : start + step.n] for start, step in zip(starts, header.steps, strict=False)]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from zrt.actors.block_server.bare_sessions import BareSessions
-from zrt.actors.block_server.row_channels import RowChannels
-from zrt.actors.block_server.row_transfer import RowTransfer
+from zrt.actors.block_server.memory_channels import MemoryChannels
 from zrt.actors.block_server.stage_session import StageSession
+from zrt.actors.block_server.stage_transfer import StageTransfer
 from zrt.actors.block_server.step_owner import Turn
 from zrt.actors.block_server.step_queue import Waiting
 from zrt.actors.block_server.turn_loop import TurnLoop
@@ -49,14 +49,14 @@ class TurnDelivery:
         self,
         actor: Member,
         loop: TurnLoop,
-        row_channels: RowChannels,
+        memory_channels: MemoryChannels,
         bare: BareSessions,
         sessions: Mapping[int, StageSession],
     ) -> None:
         self._actor = actor
         self._loop = loop
-        self._row_channels = row_channels
-        self._row_transfer = RowTransfer(actor, row_channels, loop.tally, self.steps_failed)
+        self._memory_channels = memory_channels
+        self._stage_transfer = StageTransfer(actor, memory_channels, loop.tally, self.steps_failed)
         self._bare = bare
         self._sessions = sessions
         self._complaints = LogLimiter(actor.name)
@@ -80,7 +80,7 @@ class TurnDelivery:
         address = steps[0].session.next
         if any(step.session.next != address for step in steps):
             return None
-        outlet = self._row_channels.outlet(address)
+        outlet = self._memory_channels.outlet(address)
         if outlet is None or not any(_goes_on(step) for step in steps):
             return None
         loop = asyncio.get_running_loop()
@@ -100,7 +100,7 @@ class TurnDelivery:
                 following = session.begin_next()
                 if following is not None:
                     going.append((following, row))
-        self._row_transfer.begun_tokens(address, going, handed)
+        self._stage_transfer.begun_tokens(address, going, handed)
 
     async def deliver(self, turn: Turn, ran: Sequence[tuple[RoutedStep, Outcome]]) -> None:
         """Send a turn's results on: those bound for one peer travel as one message."""
@@ -150,7 +150,7 @@ class TurnDelivery:
         if sampled:
             self._report(Sampled(sampled))
         for address, delivery in hidden.items():
-            await self._row_transfer.hidden(address, delivery, turn.engine.dtype)
+            await self._stage_transfer.hidden(address, delivery, turn.engine.dtype)
         if handed is not None:
             await self._send_handed(turn.engine, handed, passed_to, passed)
         self._encode_us = int((time.monotonic() - began) * 1e6)
@@ -164,15 +164,15 @@ class TurnDelivery:
         """Send word of hidden states that were handed over; take them back where nobody is to get
         them."""
         if address is None:
-            self._row_channels.take_back(handed)
+            self._memory_channels.take_back(handed)
         else:
-            await self._row_transfer.handed_hidden(address, passed, handed, engine.spec.hidden_size, engine.dtype)
+            await self._stage_transfer.handed_hidden(address, passed, handed, engine.spec.hidden_size, engine.dtype)
 
     def go_round(self, address: Address, tokens: list[tuple[Step, int]]) -> None:
         """Close the ring: the tokens become the first stage's next steps. A ring of one stage needs
         no socket."""
         if address != self._actor.address:
-            self._row_transfer.tokens(address, tokens)
+            self._stage_transfer.tokens(address, tokens)
             return
         now = time.monotonic()
         for step, token in tokens:

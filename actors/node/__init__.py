@@ -8,10 +8,10 @@ In reading order:
 - node.py: the actor: start, serve, watch, end
 - console.py: what `zrt up` says on stderr
 - command_lines.py: the command line and environment of each child
-- child_events.py: what the death of a child means for the cluster
+- process_losses.py: what the death of a child means for the cluster
 - departure.py: how a cluster comes to its end
 - absentees.py: children that are up, and yet not with the coordinator
-- recovery.py: what came back after a loss, and after how long
+- recovery_report.py: what came back after a loss, and after how long
 
 May import: actors/options.py and runtime/, except runtime/cli/ and what loads torch. The question
 that `zrt up` asks of a ready cluster is passed in.

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from zrt.actors.node.child_events import COORDINATOR
 from zrt.actors.node.console import Console
+from zrt.actors.node.process_losses import COORDINATOR
 from zrt.runtime.actor.member import PAUSE_MOST_S, SILENCE_S, Member
 from zrt.runtime.client.client import Client
 from zrt.runtime.errors import ZrtError

@@ -14,10 +14,10 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Final, Protocol
 
 from zrt.actors.node.absentees import Absentees
-from zrt.actors.node.child_events import COORDINATOR, ChildEvents, final_fault
 from zrt.actors.node.command_lines import CommandLines, Line
 from zrt.actors.node.console import Console
 from zrt.actors.node.departure import Departure
+from zrt.actors.node.process_losses import COORDINATOR, ProcessLosses, final_fault
 from zrt.actors.options import ClusterOptions
 from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.actor.member import Member
@@ -99,7 +99,7 @@ class Node:
         self.member: Member | None = None
         self.console = Console(conf.log.format)
         self.departure = Departure(self.console)
-        self._events = ChildEvents(conf, self, self.departure, self.console)
+        self._events = ProcessLosses(conf, self, self.departure, self.console)
         self._supervisor = Supervisor(self._events, sink=self.console.on_line)
         self._cluster = secrets.token_hex(8)
         self._lines = CommandLines(conf, options, self._cluster, detached=detached)

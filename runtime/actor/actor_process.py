@@ -12,7 +12,7 @@ import uvloop
 
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.exit import leave
+from zrt.runtime.hard_exit import leave
 from zrt.runtime.process.lifeline import Lifeline
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.exit import leave
+from zrt.runtime.hard_exit import leave
 
 log = logging.getLogger(__name__)
 

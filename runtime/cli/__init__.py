@@ -6,6 +6,7 @@ only `zrt up` needs.
 In reading order:
 
 - main.py: the parser, exit status, and where each command goes
+- exit_status.py: runs the command; why it failed, and with which status
 - commands/: a file each: its words, and what it does
 - argument_types.py: words of the command line, read and checked
 - cluster_arguments.py: words that name a cluster or its file

@@ -7,13 +7,10 @@ cluster file is wrong. What each command takes and does is in commands/.
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from zrt.runtime.cli.commands import COMMANDS, load
-from zrt.runtime.errors import ZrtError
-
-USAGE_ERRORS: Final = frozenset({"bad_config"})
-"""Kinds of errors that mean: change the command line or the cluster file."""
+from zrt.runtime.cli.exit_status import exit_status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,27 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         open_streams()
         all_descriptors()
         try:
-            return _obey(arguments)
+            return exit_status(arguments)
         except BrokenPipeError:  # the reader of our output went away
             mute(sys.stdout)
             return 1
     except KeyboardInterrupt:
         print("zrt: interrupted", file=sys.stderr)
         return 1
-
-
-def _obey(arguments: argparse.Namespace) -> int:
-    from zrt.runtime.process.terminal import say
-
-    try:
-        return int(arguments.run(arguments))
-    except ZrtError as error:
-        if getattr(arguments, "json", False):
-            from zrt.runtime.cli.json_output import as_json
-
-            print(as_json(error={"kind": error.kind, "message": error.message}), flush=True)
-        say(f"zrt: {error}")
-        return 2 if error.kind in USAGE_ERRORS else 1
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,7 +7,7 @@ from support.clusters import make_server
 from support.handing import Writer
 
 from zrt.actors.block_server.block_server import BlockServer
-from zrt.actors.block_server.row_channels import RowChannels
+from zrt.actors.block_server.memory_channels import MemoryChannels
 from zrt.runtime.actor.executor import ComputeExecutor
 from zrt.runtime.compute.shared_rows.channel import PLACES
 from zrt.runtime.messages.header import HandedOver, Header
@@ -25,13 +25,13 @@ async def test_rows_of_a_message_that_nobody_wants_take_no_place(server: BlockSe
     """Be it the first that comes of that process."""
     executor, writer = ComputeExecutor("handovers"), Writer()
     try:
-        row_channels = RowChannels(server, executor)
-        row_channels.near = "this machine"
+        memory_channels = MemoryChannels(server, executor)
+        memory_channels.near = "this machine"
         for number in range(3 * PLACES):
             handed = writer.put([number])
             assert isinstance(handed, HandedOver)
-            row_channels.dismiss(Header(1, "stage0", 5, handed=handed))
-        row_channels.stop()
+            memory_channels.dismiss(Header(1, "stage0", 5, handed=handed))
+        memory_channels.stop()
     finally:
         executor.close()
         writer.end()

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from zrt.actors.node.child_events import final_loss
 from zrt.actors.node.node import Node
+from zrt.actors.node.process_losses import final_loss
 from zrt.actors.options import ClusterOptions
 from zrt.runtime.actor.envelope import Envelope
 from zrt.runtime.cluster.file_loader import parse

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zrt.actors.node.recovery import Recoveries
+from zrt.actors.node.recovery_report import Recoveries
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import ActorInfo
 

@@ -11,6 +11,7 @@ In reading order:
 - process_record.py: one registered process
 - placement.py: who sits in which seat of the plan, and who gets what is empty
 - pipeline.py: the stages in order, and the routes through their replicas
+- replica_choice.py: which replica of a stage a session takes
 - worker_allocation.py: which layer workers each block server may use
 - drains.py: taking a block server out of service, and back
 

@@ -5,12 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from zrt.actors.coordinator.fleet.placement import Placement, StageMemory
 from zrt.actors.coordinator.fleet.process_record import ProcessRecord
+from zrt.actors.coordinator.fleet.replica_choice import ReplicaUse, choose_replica
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address
-
-Crowd = Mapping[str, tuple[int, int]]
-"""How many sessions run on each actor, by its name, and how many of them in the slot that is asked
-for."""
 
 
 class Pipeline:
@@ -51,22 +48,14 @@ class Pipeline:
 
     # ---- routes ----------------------------------------------------------------------------------
 
-    def route(self, current: Collection[Address] = (), crowd: Crowd | None = None) -> list[Address] | None:
-        """Return one replica a stage; None while a stage has none.
-
-        A session stays where it is (`current`) as long as that replica is ready, or drains and is
-        the only one. Else it goes where the fewest sessions are, of equals where the fewest share
-        its slot: so all slots spread over all replicas, and no stage waits for another.
-        """
+    def route(self, current: Collection[Address] = (), use: ReplicaUse | None = None) -> list[Address] | None:
+        """Return one replica a stage, as `choose_replica` has it; None while a stage has none."""
         chosen = []
         for stage in range(self.num_stages):
-            holders = self._placement.holders(stage)
-            ready = [record for record in holders if record.routable]
-            stays = [record for record in ready or holders if record.serving and record.address in current]
-            offered = stays or ready
-            if not offered:
+            record = choose_replica(self._placement.holders(stage), current, use or {})
+            if record is None:
                 return None
-            chosen.append(min(offered, key=lambda record: _preference(record, crowd or {})).address)
+            chosen.append(record.address)
         return chosen
 
     def holding(self, addresses: Sequence[Address]) -> list[Address]:
@@ -148,7 +137,3 @@ class Pipeline:
             return False
         own = [seat.stage for seat in self._placement.empty() if seat.name == name]
         return not own or stage in own
-
-
-def _preference(record: ProcessRecord, crowd: Crowd) -> tuple[int, int, int, str]:
-    return (*crowd.get(record.address.name, (0, 0)), record.load.sessions, record.address.name)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from zrt.actors.coordinator.event_log import EventLog
-from zrt.actors.coordinator.fleet.pipeline import Crowd, Pipeline
+from zrt.actors.coordinator.fleet.pipeline import Pipeline
+from zrt.actors.coordinator.fleet.replica_choice import ReplicaUse
 from zrt.actors.coordinator.sessions.admission import Admission
 from zrt.actors.coordinator.sessions.generation import Generation
 from zrt.actors.coordinator.sessions.routing import Routing, SessionKeeper
@@ -67,7 +68,7 @@ class Rerouting:
         self._keeper.admit()
         self.tell_news()
 
-    def crowd(self, slot: int) -> Crowd:
+    def crowd(self, slot: int) -> ReplicaUse:
         """Return how many sessions run through each block server, and how many of them in this
         slot."""
         routed = [(address.name, one.session.slot) for one in self._live.values() for address in one.session.route]

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from zrt.actors.coordinator.fleet.pipeline import Crowd, Pipeline
+from zrt.actors.coordinator.fleet.pipeline import Pipeline
+from zrt.actors.coordinator.fleet.replica_choice import ReplicaUse
 from zrt.actors.coordinator.sessions.generation import Generation
 from zrt.actors.coordinator.sessions.quarantine import LOSSES, Quarantine
 from zrt.actors.coordinator.sessions.session import ReplaySpan, Session, SessionState, replay_spans
@@ -54,7 +55,7 @@ class SessionKeeper(Protocol):
 class RouteListener(Protocol):
     """The observer that knows how all sessions run, and hears of each route that changes."""
 
-    def crowd(self, slot: int) -> Crowd:
+    def crowd(self, slot: int) -> ReplicaUse:
         """Return how many sessions run where at this moment, and how many of them in this slot."""
         ...
 

@@ -10,7 +10,7 @@ In reading order:
 - cuda_ops.py: the operations between the products of a block
 - dense_launch.py: launches of the kernels of rows and products
 - attention_launch.py: launches of the kernels of attention
-- one_row.py: the products of one row, for models of the plain kind
+- one_row_products.py: the products of one row, for models of the plain kind
 - tuning.py: which shapes of the one-row product suit a card
 - decode_graph.py: a CUDA graph of several sessions' next tokens
 - prompt_graph.py: a CUDA graph of the blocks over a batch with prompts in it

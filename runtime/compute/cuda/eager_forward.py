@@ -8,7 +8,7 @@ from torch import Tensor
 from zrt.runtime.compute.cuda.attention_launch import PagedAttention
 from zrt.runtime.compute.cuda.cuda_ops import CudaOps
 from zrt.runtime.compute.cuda.inputs import Buffers, Inputs, Size
-from zrt.runtime.compute.cuda.one_row import PlainBlocks, PlainHead
+from zrt.runtime.compute.cuda.one_row_products import PlainBlocks, PlainHead
 from zrt.runtime.compute.cuda.tuning import Tuning
 from zrt.runtime.compute.decoder.block_stack import BlockStack
 from zrt.runtime.compute.decoder.ops import AttentionSpec

@@ -11,7 +11,7 @@ import msgspec
 
 from zrt.actors.node.console import Console
 from zrt.actors.node.departure import Departure
-from zrt.actors.node.recovery import Recoveries
+from zrt.actors.node.recovery_report import Recoveries
 from zrt.runtime.actor.actor_process import DOWN_STATUS
 from zrt.runtime.actor.member import Member
 from zrt.runtime.cluster.file_schema import Conf
@@ -43,7 +43,7 @@ class ClusterState(Protocol):
     def was_ready(self) -> bool: ...
 
 
-class ChildEvents(ChildObserver):
+class ProcessLosses(ChildObserver):
     """The events of one cluster's processes. A death is told to the coordinator and on stderr. A
     final death ends the cluster (see Departure) if it is the coordinator's, or while the cluster
     comes up that of any process but a spare. Later a final death ends only the sessions of a stage

@@ -1,5 +1,5 @@
 """The transfer of a turn's results to the stage that takes them next: as bytes, or by word of rows
-that lie in memory for that stage (row_channels.py)."""
+that lie in memory for that stage (memory_channels.py)."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from zrt.actors.block_server.row_channels import RowChannels
+from zrt.actors.block_server.memory_channels import MemoryChannels
 from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.tensors import as_dtype, from_bytes, to_bytes
@@ -21,15 +21,19 @@ from zrt.runtime.messages.stats import Load
 SEND_DEADLINE_S = 30.0  # how long a full outbox to the next stage may stay full
 
 
-class RowTransfer:
+class StageTransfer:
     """The way to the next stage: all that is bound for one stage travels as one message. `failed`
     hears of steps that cannot be sent; `tally` counts the messages with rows in memory."""
 
     def __init__(
-        self, actor: Member, row_channels: RowChannels, tally: Load, failed: Callable[[Sequence[Step], ZrtError], None]
+        self,
+        actor: Member,
+        memory_channels: MemoryChannels,
+        tally: Load,
+        failed: Callable[[Sequence[Step], ZrtError], None],
     ) -> None:
         self._actor = actor
-        self._row_channels = row_channels
+        self._memory_channels = memory_channels
         self._tally = tally
         self._failed = failed
 
@@ -61,7 +65,7 @@ class RowTransfer:
             rows = sum(step.n for step, _ in delivery)
             self._hand_over(address, delivery, handed, "hidden_states", [1, rows, width], dtype)
         else:
-            self._row_channels.take_back(handed)
+            self._memory_channels.take_back(handed)
 
     def _hand_over(
         self,
@@ -76,7 +80,7 @@ class RowTransfer:
         if going and self._send(address, [step for step, _ in going], payload, shape, memoryview(b""), dtype, said):
             self._tally.handed += 1
         else:
-            self._row_channels.take_back(handed)
+            self._memory_channels.take_back(handed)
 
     async def _room(self, address: Address, steps: Sequence[Step]) -> bool:
         """Wait until the next stage takes more; return whether it does. If not, the steps have
@@ -100,7 +104,7 @@ class RowTransfer:
     ) -> bool:
         """Send one message; return whether it was sent. If not, the steps have failed."""
         request = InferenceRequest(steps[0].session, steps[0].seq_pos, payload, shape, data)
-        near = "" if handed is not None else self._row_channels.offer(address)
+        near = "" if handed is not None else self._memory_channels.offer(address)
         try:
             self._actor.tell(address, request, steps=steps, dtype=dtype, near=near, handed=handed)
         except ZrtError as error:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 MOST_INLETS = 64
 
 
-class RowChannels:
+class MemoryChannels:
     """The row channels of one block server, whose executor computes. `near` is the machine's name
     while turns can hand over, empty otherwise."""
 

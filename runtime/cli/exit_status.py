@@ -1,0 +1,29 @@
+"""What the end of a command is to the shell: 0 done, 1 it failed (the reason is on stderr), 2 the
+command line or the cluster file is wrong.
+
+Why `zrt up` fails after it has begun is decided in actors/node/process_losses.py (a process that is
+not started again) and actors/node/departure.py (signals, `zrt down`).
+"""
+
+import argparse
+from typing import Final
+
+from zrt.runtime.errors import ZrtError
+
+USAGE_ERRORS: Final = frozenset({"bad_config"})
+"""Kinds of errors that mean: change the command line or the cluster file."""
+
+
+def exit_status(arguments: argparse.Namespace) -> int:
+    """Run the command that was read, say why it failed if it does, and return its exit status."""
+    from zrt.runtime.process.terminal import say
+
+    try:
+        return int(arguments.run(arguments))
+    except ZrtError as error:
+        if getattr(arguments, "json", False):
+            from zrt.runtime.cli.json_output import as_json
+
+            print(as_json(error={"kind": error.kind, "message": error.message}), flush=True)
+        say(f"zrt: {error}")
+        return 2 if error.kind in USAGE_ERRORS else 1
