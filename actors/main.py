@@ -23,6 +23,7 @@ from zrt.actors.options import (
 )
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.process.lifeline import Lifeline, hold
+from zrt.runtime.process.terminal import all_descriptors, open_streams
 
 if TYPE_CHECKING:
     from zrt.runtime.actor.actor import Actor
@@ -49,19 +50,33 @@ KINDS: Final = {
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run the actor that a parent's command line names."""
-    lifeline = hold()
+    """Run the actor that a parent's command line names. Exit status 2: the command line or the
+    cluster file is wrong; 1: the actor could not start, or was interrupted before it had."""
+    try:
+        _main(arguments, hold())
+    except KeyboardInterrupt:
+        sys.exit("zrt: interrupted")
+    except BrokenPipeError:  # nobody reads stderr
+        sys.exit(1)
+
+
+def _main(arguments: Sequence[str], lifeline: Lifeline) -> NoReturn:
+    open_streams()
+    all_descriptors()
     try:
         if not arguments or arguments[0] not in KINDS:
             raise ValueError(f"the first word is none of {', '.join(KINDS)}")
         options = from_words(arguments, KINDS[arguments[0]].options)
     except ValueError as error:
         lifeline.failed("bad_config", str(error))
-        sys.exit(f"usage: python -m zrt.actors.main KIND [--name NAME] OPTIONS (by hand: zrt actor KIND): {error}")
+        usage = "usage: python -m zrt.actors.main KIND [--name NAME] OPTIONS (by hand: zrt actor KIND)"
+        print(f"{usage}: {error}", file=sys.stderr)
+        sys.exit(2)
     try:
         run(options, lifeline)
     except ZrtError as error:  # without a parent that could say it
-        sys.exit(f"zrt: {error}")
+        print(f"zrt: {error}", file=sys.stderr)
+        sys.exit(2 if error.kind == "bad_config" else 1)
 
 
 def run(options: ActorOptions, lifeline: Lifeline) -> NoReturn:

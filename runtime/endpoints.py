@@ -8,7 +8,9 @@ from zrt.runtime.errors import ZrtError
 
 WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})
 """Hosts that name every interface of a machine, and so none that others could connect to."""
-_ENDPOINT: Final = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]@?#]+))(?::(\d{1,5}|\*))?", re.ASCII)
+_ENDPOINT: Final = re.compile(
+    r"tcp://(?:\[([0-9A-Fa-f:.]+(?:%[^\s/\]]+)?)\]|([^\s:/\[\]@?#]+))(?::(\d{0,5}|\*))?", re.ASCII | re.IGNORECASE
+)
 
 
 def split_endpoint(text: str) -> tuple[str, int]:
@@ -18,10 +20,10 @@ def split_endpoint(text: str) -> tuple[str, int]:
     bad_config.
     """
     match = _ENDPOINT.fullmatch(text)
-    port = 0 if match is None or match[3] in (None, "*") else int(match[3])
+    port = 0 if match is None or match[3] in (None, "", "*") else int(match[3])
     if match is None or port > 65535:
         raise ZrtError("bad_config", f"{text!r} is not an endpoint: expected tcp://HOST:PORT")
-    host = match[1] or match[2]
+    host = (match[1] or match[2]).lower()
     return ("0.0.0.0" if host == "*" else host), port
 
 
@@ -29,7 +31,13 @@ def endpoint(text: str) -> tuple[str, int]:
     """Return the host, as written, and the port of an endpoint whose port is a number. Raises
     ValueError."""
     match = _ENDPOINT.fullmatch(text)
-    if match is None or match[3] in (None, "*") or int(match[3]) > 65535:
+    if (
+        match is None
+        or not text.startswith("tcp://")
+        or match[3] in (None, "", "*")
+        or "%" in text
+        or int(match[3]) > 65535
+    ):
         raise ValueError(f'{text!r} is no endpoint; write tcp://HOST:PORT, such as "tcp://127.0.0.1:7411"')
     return match[1] or match[2], int(match[3])
 

@@ -71,6 +71,8 @@ class BareSessions:
     """The table of foreign peers' sessions, and the owner of their steps. `ready` gives the engine,
     or raises what the peer is told; while the `actor` drains, no session is begun."""
 
+    urgent = False
+
     def __init__(self, actor: Member, loop: TurnLoop, ready: Callable[[], Holding]) -> None:
         self._actor = actor
         self._loop = loop

@@ -35,6 +35,7 @@ from zrt.runtime.compute.devices import device_lives
 from zrt.runtime.compute.engine import Holding
 from zrt.runtime.compute.threads import configure_threads
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import block_range
 from zrt.runtime.messages.control import Control, Done, Fault
 from zrt.runtime.messages.inference import WARMING_UP
 from zrt.runtime.messages.members import (
@@ -179,7 +180,7 @@ class BlockServer(Member):
 
     def _begin(self, assignment: Assignment, lost: ZrtError | None = None) -> None:
         """Load these blocks; anew, where the ranks or workers that held them are `lost`."""
-        blocks = f"{assignment.first}-{assignment.last}"
+        blocks = block_range(assignment.first, assignment.last)
         log.info("%s: loads blocks %s of %s", self.name, blocks, assignment.model)
         self.turns.take_backend(None, assignment.chunk)
         self._memory_channels.serve(None, None)

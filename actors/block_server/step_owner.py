@@ -24,7 +24,10 @@ class Turn:
 
 
 class StepOwner(Protocol[_Step]):
-    """The owner of waiting steps of one kind: bare sessions, or the delivery of routed ones."""
+    """The owner of waiting steps of one kind: bare sessions, or the delivery of routed ones.
+    `urgent`: its results go out before those of owners that are not."""
+
+    urgent: bool
 
     def work(self, engine: Holding, step: _Step) -> Work:
         """Return the step's forward."""

@@ -45,6 +45,8 @@ class TurnDelivery:
     """The owner of routed steps. `sessions` is the table of routed sessions by id, which
     `RoutedSessions` keeps; `bare` may make room for a step that found no KV page."""
 
+    urgent = True
+
     def __init__(
         self,
         actor: Member,

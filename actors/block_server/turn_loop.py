@@ -212,11 +212,11 @@ def _passing(steps: Sequence[Waiting]) -> Passing | None:
 
 
 async def _deliver(turn: Turn) -> None:
-    """Give each owner what came of its steps."""
+    """Give each owner what came of its steps, first those whose results others wait for."""
     shares: dict[StepOwner[Any], list[tuple[Waiting, Outcome]]] = defaultdict(list)
     for step, outcome in zip(turn.steps, turn.result.outcomes, strict=True):
         shares[step.owner].append((step, outcome))
-    for owner, ran in shares.items():
+    for owner, ran in sorted(shares.items(), key=lambda share: not share[0].urgent):
         await owner.deliver(turn, ran)
 
 

@@ -15,11 +15,11 @@ from rich.table import Table
 from zrt.runtime.cli.json_output import as_json
 from zrt.runtime.cluster.file_schema import Conf
 from zrt.runtime.cluster.gpu_memory import GpuNeeds, gpu_needs, gpu_shortage
-from zrt.runtime.cluster.memory import Needs, StageNeeds, in_words, needs, shortage
+from zrt.runtime.cluster.memory import Needs, StageNeeds, needs, shortage
 from zrt.runtime.cluster.seats import stage_ranges
 from zrt.runtime.endpoints import endpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.formatting import counted
+from zrt.runtime.formatting import byte_size, counted
 from zrt.runtime.host_memory import available_memory
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
 from zrt.runtime.models.checkpoint.index import Problem
@@ -168,7 +168,7 @@ def _described(report: Report) -> list[str]:
         lines[0] += f": {report.family}, {counted(report.blocks or 0, 'block')}, {report.parameters:,} parameters"
         lines.append(f"  context    {report.context} tokens; vocabulary {report.vocab_size}; {_tied(report)}")
     files = counted(report.weight_files, "file")
-    dtypes = ", ".join(f"{dtype} {in_words(size)}" for dtype, size in sorted(report.dtypes.items()))
+    dtypes = ", ".join(f"{dtype} {byte_size(size)}" for dtype, size in sorted(report.dtypes.items()))
     if dtypes or report.family is not None:
         lines.append(f"  weights    {dtypes or 'nothing that is used'} in {files}")
     else:
@@ -210,8 +210,8 @@ def _print_plan(conf: Conf, spec: ModelSpec, found: Needs, gpus: tuple[GpuNeeds,
         table.add_column(column, justify="right")
     for stage in found.stages:
         sizes = (stage.weight_bytes, stage.kv_bytes, stage.process_bytes, stage.total_bytes)
-        weights, kv, process, total = map(in_words, sizes)
-        memory = "" if stage.memory is None else in_words(stage.memory)
+        weights, kv, process, total = map(byte_size, sizes)
+        memory = "" if stage.memory is None else byte_size(stage.memory)
         table.add_row(
             stage.name,
             stage.own if stage.lent else str(stage.blocks),
@@ -226,7 +226,7 @@ def _print_plan(conf: Conf, spec: ModelSpec, found: Needs, gpus: tuple[GpuNeeds,
         )
         for lent in stage.lent:
             sizes = (lent.weight_bytes, lent.kv_bytes, lent.process_bytes, lent.total_bytes)
-            weights, kv, process, total = map(in_words, sizes)
+            weights, kv, process, total = map(byte_size, sizes)
             where = "its own" if lent.joins else lent.device
             table.add_row(f"  lent to {lent.worker}", lent.blocks, "", where, weights, kv, "", process, total, "")
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
@@ -244,25 +244,25 @@ def _sums(found: Needs, gpus: tuple[GpuNeeds, ...]) -> list[str]:
     names = " and ".join(name for name, size in others.items() if size)
     outside = "; weights and KV on GPUs are not in it" if gpus else ""
     lines = [
-        f"in all {in_words(found.needed_bytes)} with {names}; {in_words(found.available_bytes)} of this machine's memory are "
+        f"in all {byte_size(found.needed_bytes)} with {names}; {byte_size(found.available_bytes)} of this machine's memory are "
         f"available{outside}"
     ]
     for gpu in gpus:
-        has = gpu.fault or f"{in_words(gpu.free_bytes)} of its {in_words(gpu.total_bytes)} are free"
-        lines.append(f"{gpu.device}: {in_words(gpu.needed_bytes)} of weights and KV; {has}")
+        has = gpu.fault or f"{byte_size(gpu.free_bytes)} of its {byte_size(gpu.total_bytes)} are free"
+        lines.append(f"{gpu.device}: {byte_size(gpu.needed_bytes)} of weights and KV; {has}")
     for stage in found.stages:
         if stage.lendable_bytes:
-            left = in_words(stage.total_bytes - stage.lendable_bytes)
+            left = byte_size(stage.total_bytes - stage.lendable_bytes)
             over = stage.total_bytes - stage.memory if stage.memory is not None else 0
             if over > stage.lendable_bytes:
                 without = "it may take too little even for the rest"
             elif over > 0:
-                without = f"it is ready once workers with room for {in_words(over)} have joined"
+                without = f"it is ready once workers with room for {byte_size(over)} have joined"
             else:
                 without = "it is ready without any, too"
             lines.append(
-                f"{stage.name}: of its {in_words(stage.total_bytes)} only {left} count in all; blocks {stage.own or 'none'} and their KV, "
-                f"{in_words(stage.lendable_bytes)}, are shared with layer workers when they join, by their memory and speed; {without}"
+                f"{stage.name}: of its {byte_size(stage.total_bytes)} only {left} count in all; blocks {stage.own or 'none'} and their KV, "
+                f"{byte_size(stage.lendable_bytes)}, are shared with layer workers when they join, by their memory and speed; {without}"
             )
     return lines
 

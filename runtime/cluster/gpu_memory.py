@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from zrt.runtime.cluster.file_schema import Conf
-from zrt.runtime.cluster.memory import Needs, in_words
+from zrt.runtime.cluster.memory import Needs
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import byte_size
 
 
 class GpuNeeds(msgspec.Struct, frozen=True):
@@ -35,8 +36,8 @@ def gpu_shortage(gpus: tuple[GpuNeeds, ...]) -> ZrtError | None:
     free memory, with a line for each; None if all fits."""
     missing = [gpu.fault for gpu in gpus if gpu.fault]
     short = [
-        f"{gpu.device}: {in_words(gpu.needed_bytes)} are needed for weights and KV, and {in_words(gpu.free_bytes)} of "
-        f"{in_words(gpu.total_bytes)} are free: lower [kv] bytes, or put the stages on more GPUs"
+        f"{gpu.device}: {byte_size(gpu.needed_bytes)} are needed for weights and KV, and {byte_size(gpu.free_bytes)} of "
+        f"{byte_size(gpu.total_bytes)} are free: lower [kv] bytes, or put the stages on more GPUs"
         for gpu in gpus
         if not gpu.fault and gpu.needed_bytes > gpu.free_bytes
     ]

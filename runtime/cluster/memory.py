@@ -14,6 +14,7 @@ from zrt.runtime.cluster.file_schema import Conf, Stage
 from zrt.runtime.cluster.layer_sharing import ranges
 from zrt.runtime.cluster.partition import Blocks, Wish
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import byte_size
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.models.checkpoint.formats.registry import format_of, item_bytes
 from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, block_bytes, shard_bytes
@@ -151,12 +152,12 @@ def shortage(needs: Needs) -> ZrtError | None:
     for stage in needs.stages:
         if not stage.kv_tokens:
             lacks.append(
-                f"{stage}: {in_words(stage.kv_bytes)} of KV memory hold no page of {PAGE_TOKENS} tokens, which takes "
-                f"{in_words(stage.kv_page_bytes)}: raise [kv] bytes or give it fewer blocks"
+                f"{stage}: {byte_size(stage.kv_bytes)} of KV memory hold no page of {PAGE_TOKENS} tokens, which takes "
+                f"{byte_size(stage.kv_page_bytes)}: raise [kv] bytes or give it fewer blocks"
             )
         if stage.memory is not None and stage.total_bytes - stage.lendable_bytes > stage.memory:
             lacks.append(
-                f"{_breakdown(stage)}; it may take {in_words(stage.memory)}: {_ways_out([stage])}, or raise its memory"
+                f"{_breakdown(stage)}; it may take {byte_size(stage.memory)}: {_ways_out([stage])}, or raise its memory"
             )
     if needs.needed_bytes > needs.available_bytes:
         takers: list[StageNeeds | LentNeeds] = []
@@ -165,10 +166,10 @@ def shortage(needs: Needs) -> ZrtError | None:
         ways = _ways_out(takers)
         each = "; ".join(_breakdown(taker) for taker in takers)
         others = {"spares": needs.spares_bytes, "layer workers": needs.workers_bytes}
-        more = "".join(f"; {name} {in_words(size)}" for name, size in others.items() if size)
+        more = "".join(f"; {name} {byte_size(size)}" for name, size in others.items() if size)
         lacks.append(
-            f"the cluster needs {in_words(needs.needed_bytes)} of this machine's memory, and {in_words(needs.available_bytes)} "
-            f"are available. {each}; coordinator {in_words(needs.coordinator_bytes)}{more}. {ways[0].upper()}{ways[1:]}"
+            f"the cluster needs {byte_size(needs.needed_bytes)} of this machine's memory, and {byte_size(needs.available_bytes)} "
+            f"are available. {each}; coordinator {byte_size(needs.coordinator_bytes)}{more}. {ways[0].upper()}{ways[1:]}"
         )
     return ZrtError("insufficient_memory", "\n".join(lacks)) if lacks else None
 
@@ -190,16 +191,6 @@ def turn_bytes(spec: ModelSpec, dtype: str, chunk: int, sessions: int) -> int:
     """Return the bytes of the activations of the largest turn."""
     width = 3 * spec.hidden_size + 3 * spec.num_heads * spec.head_dim + 2 * spec.intermediate_size
     return (chunk + sessions) * width * item_bytes(dtype)
-
-
-def in_words(count: int) -> str:
-    """Return bytes for people: "310.6 MiB"."""
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _ways_out(takers: Sequence[StageNeeds | LentNeeds]) -> str:
@@ -269,10 +260,10 @@ def _breakdown(needs: StageNeeds | LentNeeds) -> str:
         if needs.lendable_bytes:
             left = needs.total_bytes - needs.lendable_bytes
             return (
-                f"{who} needs {times}{in_words(left)} even if layer workers hold blocks {needs.own} and their KV "
-                f"(weights {in_words(left - needs.process_bytes)}, the process {in_words(needs.process_bytes)})"
+                f"{who} needs {times}{byte_size(left)} even if layer workers hold blocks {needs.own} and their KV "
+                f"(weights {byte_size(left - needs.process_bytes)}, the process {byte_size(needs.process_bytes)})"
             )
     return (
-        f"{who} needs {times}{in_words(needs.total_bytes)} (weights {in_words(needs.weight_bytes)}, "
-        f"KV {in_words(needs.kv_bytes)}, the process {in_words(needs.process_bytes)})"
+        f"{who} needs {times}{byte_size(needs.total_bytes)} (weights {byte_size(needs.weight_bytes)}, "
+        f"KV {byte_size(needs.kv_bytes)}, the process {byte_size(needs.process_bytes)})"
     )

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.formatting import counted
+from zrt.runtime.formatting import block_range, counted
 
 _RANGE: Final = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 
@@ -40,7 +40,7 @@ class Blocks(msgspec.Struct, frozen=True):
         return self.last - self.first + 1
 
     def __str__(self) -> str:
-        return f"{self.first}-{self.last}"
+        return block_range(self.first, self.last)
 
 
 class Wish(msgspec.Struct, frozen=True):

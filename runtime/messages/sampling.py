@@ -8,7 +8,7 @@ from a model's generation_config.json come from the table. A value out of range 
 name of its option wherever it comes in.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypedDict
 
@@ -244,10 +244,17 @@ def sampling_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         try:
-            fields[name] = msgspec.convert(value, _BY_NAME[name].type)
+            fields[name] = msgspec.convert(_plain(value), _BY_NAME[name].type)
         except msgspec.ValidationError as error:
             raise ZrtError("bad_request", _out_of_range(name, error)) from None
     return fields
+
+
+def _plain(value: Any) -> Any:
+    """Return any mapping as a dict, and any other iterable but a text as a list."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else value
 
 
 def _out_of_range(name: str, error: msgspec.ValidationError) -> str:

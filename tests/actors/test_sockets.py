@@ -29,6 +29,8 @@ async def made() -> AsyncIterator[Sockets]:
         ("tcp://[::1]:7411", "::1", 7411),
         ("tcp://*:7411", "0.0.0.0", 7411),
         ("tcp://*:*", "0.0.0.0", 0),
+        ("tcp://[fe80::1%eth0]:5", "fe80::1%eth0", 5),
+        ("TCP://Box.example:", "box.example", 0),
     ],
 )
 def test_an_endpoint_is_a_host_and_a_port(endpoint: str, host: str, port: int) -> None:

@@ -17,7 +17,8 @@ from zrt.runtime.compute.turn import Outcome, Passing, TurnResult, Work
 class Owner:
     """An owner that keeps what it was given; its turns are handed over to nobody in particular."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, urgent: bool = False) -> None:
+        self.urgent = urgent
         self.given: list[list[tuple[object, int]]] = []
         self.heard = asyncio.Event()
         self.passed = Passing(outlet=None, begun=lambda handed, ran: None)  # type: ignore[arg-type]
@@ -68,6 +69,18 @@ async def test_each_owner_gets_what_came_of_its_own_steps(loop: TurnLoop) -> Non
     assert loop.tally.turns == 1
     assert first.given == [[(1, 1), (3, 3)]]
     assert second.given == [[(2, 2)]]
+
+
+async def test_what_others_wait_for_goes_out_first(loop: TurnLoop) -> None:
+    late, urgent = Owner(), Owner(urgent=True)
+    late.given = urgent.given  # one list, in the order in which they are told
+    loop.add(step(late, 1))
+    loop.add(step(urgent, 2))
+    runs = asyncio.ensure_future(loop.run())
+    async with asyncio.timeout(10):
+        await asyncio.gather(late.heard.wait(), urgent.heard.wait())
+    runs.cancel()
+    assert urgent.given == [[(2, 2)], [(1, 1)]]
 
 
 async def test_a_turn_passes_its_results_on_where_one_owner_has_all_its_steps() -> None:

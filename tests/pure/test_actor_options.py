@@ -112,7 +112,7 @@ def test_the_command_line_and_the_options_have_the_same_defaults(options: ActorO
 )
 def test_another_command_line_is_refused(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "zrt.actors.main", *words], capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("usage: python -m zrt.actors.main KIND")
     assert "Traceback" not in done.stderr
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from zrt.runtime.cluster.file_schema import Conf, Kv, LendSettings, Limits, Model, Spares, Stage, Worker
 from zrt.runtime.cluster.gpu_memory import gpu_needs, gpu_shortage
-from zrt.runtime.cluster.memory import COORDINATOR_BYTES, Needs, in_words, needs, process_bytes, shortage, wishes
+from zrt.runtime.cluster.memory import COORDINATOR_BYTES, Needs, needs, process_bytes, shortage, wishes
 from zrt.runtime.cluster.partition import Blocks, Wish
 from zrt.runtime.cluster.seats import stage_ranges
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import byte_size
 from zrt.runtime.models.architecture.spec import ModelSpec, spec_from_config
 from zrt.runtime.models.checkpoint.formats.dense import BFLOAT16
 from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS, kv_token_bytes, shard_bytes
@@ -236,7 +237,7 @@ def test_activations_grow_with_the_chunk() -> None:
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 19, "2.5 MiB"), (GIB, "1.0 GiB"), (1 << 50, "1024.0 TiB")],
 )
 def test_bytes_in_words(count: int, words: str) -> None:
-    assert in_words(count) == words
+    assert byte_size(count) == words
 
 
 def test_a_real_process_takes_no_more_than_was_counted(make_model: Callable[..., Path]) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from zrt.runtime.cluster.layer_sharing import Holder, LayerPlan, plan_layers, usable
-from zrt.runtime.cluster.memory import BLOCK_SERVER_BYTES, in_words
-from zrt.runtime.formatting import counted
+from zrt.runtime.cluster.memory import BLOCK_SERVER_BYTES
+from zrt.runtime.formatting import byte_size, counted
 from zrt.runtime.messages.layers import LayersPrepared
 from zrt.runtime.messages.members import Assignment, Lend
 
@@ -85,9 +85,9 @@ def pinned_shortage(worker: str, most_bytes: int, pins: Sequence[Lend], sizes: B
     if not most_bytes or needed <= most_bytes:
         return ""
     blocks = counted(count, "block")
-    leaves = in_words(most_bytes) if most_bytes > 1 else "nothing beside what the process takes"
+    leaves = byte_size(most_bytes) if most_bytes > 1 else "nothing beside what the process takes"
     return (
-        f"layer worker {worker} to have {in_words(needed)} for the {blocks} pinned to it: its --memory leaves {leaves}"
+        f"layer worker {worker} to have {byte_size(needed)} for the {blocks} pinned to it: its --memory leaves {leaves}"
     )
 
 

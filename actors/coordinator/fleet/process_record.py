@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from zrt.runtime.cluster.seats import Seat
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import block_range
 from zrt.runtime.messages.cluster import ActorInfo
 from zrt.runtime.messages.control import Address, Fault
 from zrt.runtime.messages.members import (
@@ -256,7 +257,7 @@ class ProcessRecord:
             host=self.host,
             device=self.registration.device,
             stage=seat.stage if seat else -1,
-            blocks=f"{seat.first}-{seat.last}" if seat else "",
+            blocks=block_range(seat.first, seat.last) if seat else "",
             done_bytes=loading.done_bytes,
             total_bytes=loading.total_bytes,
             graphs=loading.graphs,

@@ -20,6 +20,7 @@ from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.envelope import Bare
 from zrt.runtime.actor.timers import Periodic
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import block_range
 from zrt.runtime.messages.client import Error, Follow, Generate, Resume, StageShare
 from zrt.runtime.messages.cluster import SessionInfo
 from zrt.runtime.messages.sampling import Sampling
@@ -255,7 +256,7 @@ class Generations:
         shares = []
         for address, (queue, compute, encode, lent) in zip(generation.session.route, generation.spent, strict=False):
             record = self._roster.find(address.name)
-            blocks = f"{record.seat.first}-{record.seat.last}" if record and record.seat else ""
+            blocks = block_range(record.seat.first, record.seat.last) if record and record.seat else ""
             shares.append(StageShare(address.name, blocks, queue / 1e3, compute / 1e3, encode / 1e3, lent / 1e3))
         return shares
 

@@ -5,10 +5,10 @@ Keys and their neutral values are those of transformers' GenerationConfig.
 """
 
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from zrt.runtime.errors import ZrtError
@@ -62,6 +62,8 @@ _KEYS: Final = {option.name: option.generation_config for option in SAMPLING_OPT
 def _file_type(option: SamplingOption) -> Any:
     """Return the type of an option's value in the file: all values that the sampling stage takes,
     such as a top_p of 0."""
+    if option.name == "max_tokens":
+        return Annotated[int, Meta(ge=1, le=2**32 - 1)] | None
     return _STAGE_TYPES.get(option.name, option.type) | None
 
 
