@@ -7,6 +7,7 @@ from zrt.runtime.actor.dispatcher import Dispatcher
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address
 from zrt.runtime.transport.link import Link
+from zrt.runtime.transport.outbox import Frames
 from zrt.runtime.transport.sockets import Sockets
 from zrt.runtime.wire.limits import MAX_FRAME
 
@@ -67,11 +68,8 @@ class LinkPool:
         link = Link(
             self._sockets,
             to.endpoint,
-            self._routing_ids.next,
+            self,
             limit=MAX_FRAME,
-            on_message=self._dispatcher.on_reply,
-            on_up=self._up,
-            on_down=self._down,
         )
         self._links[to.endpoint] = to, link
         return link
@@ -92,12 +90,18 @@ class LinkPool:
             link.close()
         self._links.clear()
 
-    def _up(self, link: Link) -> None:
+    def new_routing_id(self) -> bytes:
+        return self._routing_ids.next()
+
+    def on_link_message(self, link: Link, frames: Frames) -> None:
+        self._dispatcher.on_reply(link, frames)
+
+    def on_link_up(self, link: Link) -> None:
         address, current = self._links[link.endpoint]
         if current is link:
             self._lost.pop(address.incarnation, None)
 
-    def _down(self, link: Link) -> None:
+    def on_link_down(self, link: Link) -> None:
         self._end(self._links[link.endpoint][0], link)
 
     def _end(self, address: Address, link: Link) -> None:

@@ -86,11 +86,8 @@ class Member(Actor):
         self._joined = Link(
             self._sockets,
             self.coordinator.endpoint,
-            self._routing_ids.next,
+            self,
             limit=MAX_CLIENT_FRAME,
-            on_message=self._on_answer,
-            on_up=lambda _: self._up.set(),
-            on_down=self._on_link_down,
             reconnect=True,
             lost_kind="coordinator_lost",
         )
@@ -207,7 +204,15 @@ class Member(Actor):
         if self.registered.is_set():
             await self._send_beat(self._beats)
 
-    def _on_answer(self, link: Link, frames: Frames) -> None:
+    # ---- the link to the coordinator -------------------------------------------------------------
+
+    def new_routing_id(self) -> bytes:
+        return self._routing_ids.next()
+
+    def on_link_up(self, link: Link) -> None:
+        self._up.set()
+
+    def on_link_message(self, link: Link, frames: Frames) -> None:
         self.heard = time.monotonic()
         self._dispatcher.on_reply(link, frames)
 
@@ -222,7 +227,7 @@ class Member(Actor):
         self.goes_down = True
         return Done()
 
-    def _on_link_down(self, link: Link) -> None:
+    def on_link_down(self, link: Link) -> None:
         self._up.clear()
         self._pending.fail(link.lost(), link)
         self._lose("the connection broke")

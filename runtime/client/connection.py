@@ -56,11 +56,8 @@ class Connection:
             self._link = Link(
                 self._sockets,
                 self.endpoint,
-                lambda: b"client." + secrets.token_hex(8).encode(),
+                self,
                 limit=MAX_CLIENT_FRAME,
-                on_message=self._on_message,
-                on_up=self._on_up,
-                on_down=self._on_down,
                 reconnect=True,
                 lost_kind="coordinator_lost",
             )
@@ -134,7 +131,10 @@ class Connection:
 
     # ---- what the link says ----------------------------------------------------------------------
 
-    def _on_up(self, link: Link) -> None:
+    def new_routing_id(self) -> bytes:
+        return b"client." + secrets.token_hex(8).encode()
+
+    def on_link_up(self, link: Link) -> None:
         self._down.clear()
         self._up.set()
         for fn in self._watchers:
@@ -145,7 +145,7 @@ class Connection:
         for events in list(self.open.values()):
             events.go_on()
 
-    def _on_down(self, link: Link) -> None:
+    def on_link_down(self, link: Link) -> None:
         news = self._up.is_set()  # else one more attempt has failed
         self._up.clear()
         self._down.set()
@@ -171,7 +171,7 @@ class Connection:
         text = f"the connection to {self.endpoint} broke, and could not be made again for {seconds:g} s"
         return ZrtError("coordinator_lost", text)
 
-    def _on_message(self, link: Link, frames: Frames) -> None:
+    def on_link_message(self, link: Link, frames: Frames) -> None:
         event = decode_event(frames[-1])
         events = self.open.get(event.id)
         if events is not None:

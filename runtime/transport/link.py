@@ -2,8 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import zmq
 
@@ -20,27 +19,40 @@ _EVENT: Final = struct.Struct("=Hi")
 _UP: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 
-class Link:
-    """A connection to the ROUTER at `endpoint`. Each DEALER lives for one connection and has its
-    own `routing_id()`.
+class LinkOwner(Protocol):
+    """Whoever a link belongs to."""
 
-    `on_down` is called once when the connection breaks, cannot be made, or is not ZMTP, after
-    everything that had arrived was handed to `on_message`. By default that is the end of the link.
-    With `reconnect`, for an endpoint that is configured and so may come back, a new DEALER tries
-    again, 50 ms to 1 s apart; `send` refuses while it is not up, so that nothing meant for one
-    process reaches the next. `lost_kind` is the kind of error a lost peer means.
+    def new_routing_id(self) -> bytes:
+        """Return a routing id for the link's next DEALER, never used before."""
+
+    def on_link_message(self, link: "Link", frames: Frames) -> None:
+        """Take a message that came over the link."""
+
+    def on_link_up(self, link: "Link") -> None:
+        """Hear that the link is connected."""
+
+    def on_link_down(self, link: "Link") -> None:
+        """Hear that the link's connection is gone, or could not be made."""
+
+
+class Link:
+    """A connection to the ROUTER at `endpoint`. Each DEALER lives for one connection and has a
+    routing id of its own.
+
+    The owner's `on_link_down` is called once when the connection breaks, cannot be made, or is not
+    ZMTP, after everything that had arrived was handed to `on_link_message`. By default that is the
+    end of the link. With `reconnect`, for an endpoint that is configured and so may come back, a
+    new DEALER tries again, 50 ms to 1 s apart; `send` refuses while it is not up, so that nothing
+    meant for one process reaches the next. `lost_kind` is the kind of error a lost peer means.
     """
 
     def __init__(
         self,
         sockets: Sockets,
         endpoint: str,
-        routing_id: Callable[[], bytes],
+        owner: LinkOwner,
         *,
         limit: int,
-        on_message: Callable[["Link", Frames], None],
-        on_up: Callable[["Link"], None],
-        on_down: Callable[["Link"], None],
         reconnect: bool = False,
         lost_kind: Kind = "stage_lost",
     ) -> None:
@@ -49,11 +61,8 @@ class Link:
         self.closed = False
         self.lost_kind: Kind = lost_kind
         self._sockets = sockets
-        self._routing_id = routing_id
+        self._owner = owner
         self._limit = limit
-        self._on_message = on_message
-        self._on_up = on_up
-        self._on_down = on_down
         self._reconnect = reconnect
         self._pause = RETRY_FIRST_S
         self._loop = asyncio.get_running_loop()
@@ -92,7 +101,9 @@ class Link:
 
     def _open(self) -> None:
         self._again = None
-        self._dealer, self._monitor = self._sockets.dealer(self._routing_id(), self.endpoint, limit=self._limit)
+        self._dealer, self._monitor = self._sockets.dealer(
+            self._owner.new_routing_id(), self.endpoint, limit=self._limit
+        )
         self._mailbox = Mailbox(self._dealer, self._hand_on, routed=False, limit=self._limit)
         self._watched = descriptor(self._monitor)
         self._loop.add_reader(self._watched, self._watch)
@@ -102,7 +113,7 @@ class Link:
         self._patience = self._loop.call_later(self._sockets.connect_ms / 1000, self._over)
 
     def _hand_on(self, frames: Frames) -> None:
-        self._on_message(self, frames)
+        self._owner.on_link_message(self, frames)
 
     def _watch(self) -> None:
         """Read the connection's events. There is only a handful of them in its life, so they are
@@ -118,7 +129,7 @@ class Link:
                 self.up = True
                 self._patience.cancel()
                 self._pause = RETRY_FIRST_S
-                self._on_up(self)
+                self._owner.on_link_up(self)
 
     def _over(self) -> None:
         # The last words of a peer that has gone may still be unread: a reply beats the news of its
@@ -131,7 +142,7 @@ class Link:
             self._later()
         else:
             self.closed = True
-        self._on_down(self)
+        self._owner.on_link_down(self)
 
     def _later(self) -> None:
         self._again = self._loop.call_later(self._pause, self._try_again)

@@ -24,6 +24,7 @@ from zrt.runtime.messages.control import Address, Control, Done
 from zrt.runtime.messages.members import Shutdown
 from zrt.runtime.messages.sessions import Close, Credit, Opened
 from zrt.runtime.transport.link import Link
+from zrt.runtime.transport.outbox import Frames
 from zrt.runtime.transport.sockets import Sockets
 
 
@@ -179,26 +180,29 @@ class Watched:
     """A link and what it said."""
 
     def __init__(self, sockets: Sockets, endpoint: str, *, reconnect: bool = False) -> None:
-        serial = count()
+        self._serial = count()
         self.ups = 0
         self.downs = 0
         self.messages: list[list[bytes | memoryview]] = []
         self.link = Link(
             sockets,
             endpoint,
-            lambda: b"test.%d" % next(serial),
+            self,
             limit=2**20,
-            on_message=lambda link, frames: self.messages.append(frames),
-            on_up=self._up,
-            on_down=self._down,
             reconnect=reconnect,
             lost_kind="coordinator_lost",
         )
 
-    def _up(self, link: Link) -> None:
+    def new_routing_id(self) -> bytes:
+        return b"test.%d" % next(self._serial)
+
+    def on_link_message(self, link: Link, frames: Frames) -> None:
+        self.messages.append(list(frames))
+
+    def on_link_up(self, link: Link) -> None:
         self.ups += 1
 
-    def _down(self, link: Link) -> None:
+    def on_link_down(self, link: Link) -> None:
         self.downs += 1
 
 
