@@ -41,12 +41,13 @@ PARAGRAPHS = (
     """Where a rope depends on the length of the sequence it is as in transformers' `generate`: with `dynamic` and `longrope`, a prompt is
     rotated by its whole length, and each later token by the length that ends with it; phi3 runs the whole history again where it
     outgrows the short factors of its `longrope`.""",
-    f"""The table is written by `python bench/models_table.py > docs/models.md`, here with transformers {transformers.__version__} and torch
-    {torch.__version__.partition("+")[0]}. Every model is a random one of {TINY["num_hidden_layers"]} layers, untied and tied, in 1, 2
-    and 4 stages. Windows see {WINDOW} tokens and stretched ropes were made for {ORIGINAL}; prompts have {len(SHORT_PROMPT)} tokens, and
-    {len(LONG_PROMPT)} where there are windows or stretched ropes. *ids*: runs whose {TOKENS} greedy tokens in float32 are those of
-    `generate`, of all runs. *float32*: the greatest difference of a logit over those tokens, and *of*: the greatest logit. *bfloat16*: the
-    greatest difference of a logit over {len(TEXT)} tokens between both in bfloat16, in percent of the greatest logit.""",
+    f"""The table is written by `python bench/models_table.py > docs/models.md` with `.venv` active, here with transformers
+    {transformers.__version__} and torch {torch.__version__.partition("+")[0]}. Every model is a random one of {TINY["num_hidden_layers"]}
+    layers, untied and tied, in 1, 2 and 4 stages. Windows see {WINDOW} tokens and stretched ropes were made for {ORIGINAL}; prompts have
+    {len(SHORT_PROMPT)} tokens, and {len(LONG_PROMPT)} where there are windows or stretched ropes. *ids*: runs whose {TOKENS} greedy
+    tokens in float32 are those of `generate`, of all runs. *float32*: the greatest difference of a logit over those tokens, and *of*: the
+    greatest logit. *bfloat16*: the greatest difference of a logit over {len(TEXT)} tokens between both in bfloat16, in percent of the
+    greatest logit.""",
 )
 HEAD = "| `model_type` | what the model has | ids | float32 | of | bfloat16 |\n| --- | --- | --- | --- | --- | --- |"
 

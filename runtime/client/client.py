@@ -58,7 +58,7 @@ def find_endpoint(endpoint: str | None) -> str:
     found = endpoint or os.environ.get("ZRT_ENDPOINT") or runfiles.last_endpoint()
     if found is None:
         raise ZrtError(
-            "coordinator_lost", "no cluster was started here: `zrt up` starts one, --connect ENDPOINT names another"
+            "coordinator_lost", "no cluster runs here: `zrt up` starts one, --connect ENDPOINT names another"
         )
     return found
 

@@ -80,7 +80,7 @@ def unknown(table: Mapping[str, object], valid: list[str], what: str) -> list[st
         if name not in valid:
             near = _near(name, valid)
             hint = f"did you mean {near}? " if near else ""
-            mistakes.append(f"{name} is no {what} here; {hint}valid: {', '.join(valid)}")
+            mistakes.append(f"{name} is not a {what} here; {hint}valid: {', '.join(valid)}")
     return mistakes
 
 

@@ -99,7 +99,7 @@ def test_no_cluster(words: list[str], tmp_path: Path) -> None:
     done = run_zrt(*words, home=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "zrt: coordinator_lost: no cluster was started here: `zrt up` starts one, --connect ENDPOINT names another\n"
+        "zrt: coordinator_lost: no cluster runs here: `zrt up` starts one, --connect ENDPOINT names another\n"
     )
 
 
@@ -123,8 +123,8 @@ def refused(done: object, status: int, *named: str, home: Path) -> None:
 
 def test_unknown_keys(tiny: Path, tmp_path: Path) -> None:
     file = conf(tmp_path, model=tiny, more="\nreplica = 2\n[extra]\n")
-    named = "replica is no key here; did you mean replicas? valid: blocks, replicas, device, threads"
-    refused(run_zrt("up", file, home=tmp_path), 2, named, "extra is no table here", home=tmp_path)
+    named = "replica is not a key here; did you mean replicas? valid: blocks, replicas, device, threads"
+    refused(run_zrt("up", file, home=tmp_path), 2, named, "extra is not a table here", home=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_a_zrt_up_that_hangs_is_named_and_nothing_outlives_its_kill(
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind((host, int(port)))
         status = cluster.zrt("status")
-        assert (status.returncode, "no cluster was started here" in status.stderr) == (1, True)
+        assert (status.returncode, "no cluster runs here" in status.stderr) == (1, True)
 
 
 # ---- deaths --------------------------------------------------------------------------------------

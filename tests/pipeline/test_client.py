@@ -173,7 +173,7 @@ async def test_nobody_is_there() -> None:
 async def test_no_endpoint_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ZRT_HOME", str(tmp_path))
     monkeypatch.delenv("ZRT_ENDPOINT", raising=False)
-    with pytest.raises(ZrtError, match="no cluster was started here"):
+    with pytest.raises(ZrtError, match="no cluster runs here"):
         Client()
 
 

@@ -153,7 +153,7 @@ def test_sizes(size: str, count: int) -> None:
             SMALL + "lent = 2",
             [
                 "[[stage]] 1",
-                "lent is no key",
+                "lent is not a key",
                 "blocks, replicas, device, threads, memory, tp, lend, backend, gpu_memory",
             ],
         ),
@@ -261,10 +261,10 @@ def test_contradictions_are_named_beside_what_is_wrong_by_itself() -> None:
             "blocks = 4\n[[stage]]\nblocks = '0-3'\nmemory = '1GB'\n[[stage]]\nblocks = '2-5'\n",
             ["1 blocks: expected", "2 memory: '1GB'", "3 blocks: 2-5 overlap 0-3 of [[stage]] 2"],
         ),
-        ("block = '0-3'\n[[stage]]\nblocks = '4-9'\n", ["1 block is no key here; did you mean blocks?"]),
+        ("block = '0-3'\n[[stage]]\nblocks = '4-9'\n", ["1 block is not a key here; did you mean blocks?"]),
         (
             "thread = 1\nblocks = '0-14'\n[[stage]]\nblocks = '16-29'\n",
-            ["1 thread is no key", "2 blocks: blocks 15-15 before 16-29 belong to no stage"],
+            ["1 thread is not a key", "2 blocks: blocks 15-15 before 16-29 belong to no stage"],
         ),
         (
             "blocks = '0-14'\n[[stage.lend]]\nworker = 'atic'\nblocks = '10-40'\n[[worker]]\nname = 'attic'\njoin = 1\n",
