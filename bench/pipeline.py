@@ -69,7 +69,7 @@ async def measure(endpoint: str, baseline: Baseline, prompt: list[int], tokens: 
     base_ms = [1e3 * one["decode_s"] / steps for one in theirs]
 
     def stages(figure: str) -> list[float]:
-        """Of each stage, milliseconds a token."""
+        """Return the milliseconds a token of each stage."""
         count = len(ours[0][figure])
         return [round(statistics.median(one[figure][stage] / (steps + 1) for one in ours), 2) for stage in range(count)]
 

@@ -112,7 +112,7 @@ async def servers(endpoint: str) -> dict[str, int]:
 
 
 def family(found: dict[str, int]) -> dict[str, int]:
-    """With their parent, `zrt up`."""
+    """Return the process ids by name, with that of their parent, `zrt up`."""
     return found | {"up": parent(next(iter(found.values())))}
 
 

@@ -85,7 +85,7 @@ async def settled(endpoint: str) -> dict[str, str]:
 
 
 def sizes(cluster: Running) -> dict[str, tuple[int, int, int]]:
-    """By name: process id, resident bytes, descriptors."""
+    """Process id, resident bytes and descriptors by name."""
     processes = cluster.children() | {"up": psutil.Process(cluster.process.pid)}
     return {name: (one.pid, one.memory_info().rss, one.num_fds()) for name, one in processes.items()}
 

@@ -287,7 +287,7 @@ def test_down_returns_when_everything_is_gone(cluster: Running) -> None:
 
 
 def test_a_model_without_a_tokenizer_answers_in_token_ids(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    """By a one-shot `zrt up` whose standard input is closed."""
+    """A one-shot `zrt up` whose standard input is closed asks."""
     (tmp_path / "cluster.toml").write_text(cluster_file(make_model("llama", eos_token_id=None), [None, None]))
     words = ["up", str(tmp_path / "cluster.toml"), "--token-ids", "1,2,3", "--max-tokens", "4", "--temperature", "0"]
     done = run_zrt(*words, home=tmp_path, stdin=None)
