@@ -29,7 +29,7 @@ from zrt.actors.coordinator.metrics import exposition
 from zrt.actors.coordinator.metrics_server import MetricsServer
 from zrt.actors.coordinator.sessions.admission import Admission
 from zrt.actors.coordinator.sessions.generations import Generations
-from zrt.actors.coordinator.sessions.requests import Requests
+from zrt.actors.coordinator.prompts.requests import Requests
 from zrt.actors.coordinator.sessions.stage_reports import StageReports
 from zrt.actors.coordinator.subscribers import Subscribers
 from zrt.actors.options import CoordinatorOptions

@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence, Set
 from typing import Any, Final, Protocol
 
+from zrt.runtime.text.byte_alphabet import BYTE_OF
 from zrt.runtime.text.tokenizer import Tokenizer, clean_up
 
 WINDOW: Final = 8
@@ -82,24 +83,13 @@ class _Bytes:
 
     def push(self, token: int, name: str) -> str:
         try:
-            data = bytes(map(_BYTE_OF.__getitem__, name))
+            data = bytes(map(BYTE_OF.__getitem__, name))
         except KeyError:
             data = name.encode()
         return self._utf8.decode(data)
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
-
-
-def _byte_of() -> dict[str, int]:
-    """Return GPT-2's alphabet, the byte of each character: printable Latin-1 stands for itself,
-    U+0100 and on for the other bytes in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(rest)}
-
-
-_BYTE_OF: Final = _byte_of()
 
 
 class _Window:

@@ -12,6 +12,9 @@ import tokenizers
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.text.chat_template import ChatTemplate
+from zrt.runtime.text.cuts import Cuts
+from zrt.runtime.text.encoding_limit import UNLIMITED, EncodingLimit
+from zrt.runtime.text.least_tokens import LeastTokens
 from zrt.runtime.text.tokenizer_files import TokenizerSettings
 
 CLEAN_UP: Final = (
@@ -25,9 +28,10 @@ CLEAN_UP: Final = (
 class Tokenizer:
     """A model's own tokenizer: vocabulary, special tokens, chat template.
 
-    Encoding takes time in proportion to the text; a long prompt belongs in a thread. Other threads
-    run meanwhile: of the tokenizers library, `encode_batch`, which is used here, releases the GIL,
-    `encode` does not (0.23: 0.5 s for 1 MB).
+    Encoding takes time in proportion to the text (0.7 MB a second on an old core), and memory too
+    where the text cannot be cut (200 bytes for each of its own); a long prompt belongs in a thread
+    or process. Other threads run meanwhile: of the tokenizers library, `encode_batch_fast`, which
+    is used here, releases the GIL, `encode` does not.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: TokenizerSettings, name: str) -> None:
@@ -44,6 +48,8 @@ class Tokenizer:
         self._wants_bos = self.bos_id is not None and backend.encode("a").ids[:1] == [self.bos_id]
         names = {name: token.content for name, token in settings.named.items()}
         self._template = None if settings.template is None else ChatTemplate(settings.template, names)
+        self._least = LeastTokens(backend)
+        self._cuts = Cuts(backend)
         self.cleans_up = settings.cleans_up and type(backend.model).__name__ != "BPE"
         """Whether decoding ends with `clean_up`. As in transformers, never for byte-pair
         vocabularies."""
@@ -63,13 +69,13 @@ class Tokenizer:
         except Exception as error:  # the files come from outside, and tokenizers raises bare Exceptions
             raise ZrtError("bad_model", f"the tokenizer of {folder} does not load: {error}") from error
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], limit: EncodingLimit = UNLIMITED) -> list[int]:
         """Return the ids of a chat of {role, content}, ready for the assistant's turn, by the
         model's own template.
 
         BOS stands first exactly once where the model wants it, whether or not its template writes
         it. ZrtError bad_request: the last message is empty, there is no template, or the template
-        raises.
+        raises; context_exceeded by `limit`.
         """
         if not messages or not messages[-1].get("content"):
             raise ZrtError("bad_request", "the prompt is empty")
@@ -79,24 +85,36 @@ class Tokenizer:
             text = self._template.render(messages)
         except Exception as error:  # a template is a program that came with the model: it may raise anything
             raise ZrtError("bad_request", f"the chat template of {self._name} refuses this chat: {error}") from error
-        ids = self._encode(text, special=False)
+        ids = self._encode(text, limit, special=False)
         if self.bos_id is not None and self._wants_bos and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
         return ids
 
-    def encode_raw(self, text: str) -> list[int]:
+    def encode_raw(self, text: str, limit: EncodingLimit = UNLIMITED) -> list[int]:
         """Return the ids of `text` as it is, with the special tokens that the tokenizer adds. BOS
-        is not doubled when the text begins with it. ZrtError bad_request: the text is empty."""
+        is not doubled when the text begins with it. ZrtError bad_request: the text is empty;
+        context_exceeded by `limit`."""
         if not text:
             raise ZrtError("bad_request", "the prompt is empty")
-        ids = self._encode(text, special=True)
+        ids = self._encode(text, limit, special=True)
         if self._wants_bos and ids[:2] == [self.bos_id, self.bos_id]:
             return ids[1:]
         return ids
 
-    def _encode(self, text: str, *, special: bool) -> list[int]:
-        (encoding,) = self.backend.encode_batch([text], add_special_tokens=special)
-        ids: list[int] = encoding.ids
+    def _encode(self, text: str, limit: EncodingLimit, *, special: bool) -> list[int]:
+        limit.begin(text, self._least.of(text), self._least.bytes_per_token)
+        ids: list[int] = []
+        done = 0
+        for piece in self._cuts.pieces(text):
+            whole = len(piece) == len(text)
+            (encoding,) = self.backend.encode_batch_fast([piece], add_special_tokens=special and whole)
+            ids += encoding.ids
+            done += len(piece)
+            limit.reached(len(ids), done, len(text))
+        if special and not whole:
+            before, after = self._cuts.around
+            ids = [*before, *ids, *after]
+            limit.reached(len(ids), done, len(text))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from zrt.actors.block_server.backend import Backend
 from zrt.actors.coordinator.coordinator import Coordinator
 from zrt.actors.coordinator.fleet.process_record import ProcessRecord
 from zrt.actors.coordinator.fleet.roster import Roster
-from zrt.actors.coordinator.sessions.requests import Requests
+from zrt.actors.coordinator.prompts.requests import Requests
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.client.client import Client
 from zrt.runtime.client.stream import Stream

@@ -11,7 +11,7 @@ from typing import Any
 
 from zrt.actors.block_server.block_server import BlockServer
 from zrt.actors.coordinator.coordinator import Coordinator
-from zrt.actors.coordinator.sessions.requests import Requests
+from zrt.actors.coordinator.prompts.requests import Requests
 from zrt.actors.layer_worker.layer_worker import LayerWorker
 from zrt.runtime.client.client import Client
 from zrt.runtime.cluster.file_loader import parse

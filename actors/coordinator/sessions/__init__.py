@@ -4,7 +4,6 @@ In reading order:
 
 - generations.py: all live sessions: start, tokens, faults, end
 - stage_reports.py: what stages report: sampled, filled, failed
-- requests.py: a request as token ids, limits and sampling options
 - admission.py: who may run: queue, KV pages, slots
 - session.py: one session: history, text, states
 - generation.py: one live session with its client and its clock

@@ -13,7 +13,7 @@ from zrt.actors.coordinator.fleet.roster import Roster
 from zrt.actors.coordinator.sessions.admission import Admission
 from zrt.actors.coordinator.sessions.delivery import Delivery, Leases, origin
 from zrt.actors.coordinator.sessions.generation import Generation
-from zrt.actors.coordinator.sessions.requests import Requests
+from zrt.actors.coordinator.prompts.requests import Requests
 from zrt.actors.coordinator.sessions.rerouting import Rerouting
 from zrt.actors.coordinator.sessions.session import Session, SessionState, TextPiece
 from zrt.runtime.actor.actor import Actor

@@ -1,0 +1,136 @@
+"""The parent's side of a process that tokenises long texts: started for the first, kept for the
+next, killed where a text is given up."""
+
+import asyncio
+import logging
+import socket
+import sys
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from zrt.actors.coordinator.prompts.encoding_main import LENGTH_BYTES, Encoded, Refused, Reply, Told
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.process.spawn import Process, Ready, ended_by
+
+log = logging.getLogger(__name__)
+
+START_S: Final = 60.0
+"""Seconds that the process may take to start and to load the tokenizer."""
+BYTES_S: Final = 20_000
+"""Bytes of a text that are tokenised in a second at least, or the process counts as hung."""
+REPLY_BYTES: Final = 128 << 20
+"""The most bytes of one reply: it holds an id for each byte of the longest text, and more."""
+IDLE_S: Final = 60.0
+"""Seconds without a text after which the process is ended."""
+END_S: Final = 5.0
+"""Seconds that a killed process may take to be gone."""
+
+
+class EncodingChild:
+    """At most one process that tokenises for the model in `folder`, whose context holds `context`
+    tokens; `name` is its name in the log."""
+
+    def __init__(self, name: str, folder: Path, context: int) -> None:
+        self._name = name
+        self._command = [sys.executable, "-m", "zrt.actors.coordinator.prompts.encoding_main", str(folder), str(context)]
+        self._process: Process | None = None
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def encode(self, request: bytes, told: Callable[[int, int], None]) -> "array[int]":
+        """Return the ids of an encoded PromptRequest. One at a time. If the caller is cancelled, the
+        process is killed.
+
+        ZrtError: what the prompt comes to; deadline: the process hangs; internal: it ended.
+        """
+        if self._idle is not None:
+            self._idle.cancel()
+        try:
+            async with asyncio.timeout(START_S + len(request) / BYTES_S):
+                ids = await self._ask(request, told)
+        except ZrtError:
+            raise
+        except TimeoutError:
+            await self.end()
+            raise ZrtError("deadline", f"a text of {len(request)} bytes was not tokenised in time") from None
+        except (OSError, EOFError, msgspec.DecodeError) as error:
+            raise ZrtError("internal", f"the process that tokenised the text {await self._fate() or error}") from None
+        except asyncio.CancelledError:
+            self._kill()
+            raise
+        finally:
+            if self._process is not None:
+                self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._kill)
+        return ids
+
+    async def end(self) -> None:
+        """Kill the process, if there is one, and wait until it is gone."""
+        process = self._process
+        self._kill()
+        if process is not None:
+            await process.gone(END_S)
+
+    # ---- as the owner of a process ---------------------------------------------------------------
+
+    def on_ready(self, ready: Ready) -> None:
+        """Take no notice: this process is ready when it answers."""
+
+    def on_exit(self, process: Process) -> None:
+        if process is self._process:
+            self._forget()
+
+    # ---- one request -----------------------------------------------------------------------------
+
+    async def _ask(self, request: bytes, told: Callable[[int, int], None]) -> "array[int]":
+        if self._process is None:
+            await self._start()
+        self._writer.writelines([len(request).to_bytes(LENGTH_BYTES), request])
+        await self._writer.drain()
+        while True:
+            match await self._reply():
+                case Told(done, total):
+                    told(done, total)
+                case Encoded(ids):
+                    return array("I", ids)
+                case Refused(kind, message):
+                    raise ZrtError(kind, message)
+
+    async def _reply(self) -> Reply:
+        size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES))
+        if size > REPLY_BYTES:
+            raise EOFError(f"announced a reply of {size} bytes")
+        return msgspec.msgpack.decode(await self._reader.readexactly(size), type=Reply)
+
+    async def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            self._reader, self._writer = await asyncio.open_connection(sock=ours)
+            self._process = Process(self._name, self._command, {}, self, sink=None, stdin=theirs.fileno())
+        finally:
+            theirs.close()
+        log.info("%s started, process %d", self._name, self._process.pid)
+
+    async def _fate(self) -> str:
+        """Return how the process ended; it is killed if it has not."""
+        process = self._process
+        if process is None:
+            return ""
+        if not await process.gone(END_S):
+            self._kill()
+            return ""
+        return ended_by(process.exit)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._process = None
+        self._writer.close()
