@@ -7,15 +7,20 @@ machine may read a command line.
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
+
+from zrt.runtime import paths
+from zrt.runtime.process.python_command import python_command
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from zrt.runtime.cluster.file_schema import Conf
 
 LOOPBACK: Final = "tcp://127.0.0.1:0"
@@ -46,6 +51,17 @@ class ClusterOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             listen=self.listen,
             advertise=self.advertise,
             insecure=self.insecure,
+        )
+
+    def elsewhere(self, conf: "Conf") -> "Self":
+        """Return the options for a process in another folder: with absolute paths, that of the
+        model too, which the cluster file may name by a relative one. `conf` is what `read`
+        returned."""
+        model = paths.expanded(conf.model.ref)
+        return replace(
+            self,
+            conf=None if self.conf is None else os.path.abspath(self.conf),
+            model=os.path.abspath(model) if model.is_dir() else self.model,
         )
 
 
@@ -120,7 +136,7 @@ ActorOptions = CoordinatorOptions | BlockServerOptions | LayerWorkerOptions | Ra
 def command_line(options: ActorOptions) -> list[str]:
     """Return the command line that starts a child with these options, by this very Python. Its
     words show the actor's kind and name; its last word holds all options as JSON."""
-    return [sys.executable, "-m", "zrt.actors.main", *_words(options)]
+    return python_command("zrt.actors.main", *_words(options))
 
 
 def from_words(words: Sequence[str], kind: type[ActorOptions]) -> ActorOptions:

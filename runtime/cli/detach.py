@@ -6,7 +6,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -16,6 +15,7 @@ from zrt.runtime.client.client import DOWN_S
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.process import runfiles
 from zrt.runtime.process.lifeline import READY_FD
+from zrt.runtime.process.python_command import FOLDER, environment, python_command
 from zrt.runtime.process.terminal import say
 
 READY_S: Final = 1800.0
@@ -76,13 +76,14 @@ def _log(name: str) -> tuple[Path, BinaryIO]:
 
 def _start(words: list[str], log_file: BinaryIO, ready_fd: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-m", "zrt.runtime.cli.main", "up", *words, "--log"],
+        python_command("zrt.runtime.cli.main", "up", *words, "--log"),
+        cwd=FOLDER,
         stdin=subprocess.DEVNULL,
         stdout=log_file,
         stderr=log_file,
         start_new_session=True,
         pass_fds=(ready_fd,),
-        env={**os.environ, READY_FD: str(ready_fd)},
+        env={**environment(os.environ), READY_FD: str(ready_fd)},
     )
 
 

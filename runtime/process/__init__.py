@@ -5,6 +5,7 @@ No child outlives its parent: a death pipe and a parent-death signal tie it to t
 In reading order:
 
 - lifeline.py: the child's side: tied to its parent, it reports when it is ready
+- python_command.py: the command, folder and environment of a child that runs Python
 - spawn.py: one child and the descriptors that tie it to us
 - supervisor.py: children kept running, within a budget of restarts
 - terminal.py: signals, standard streams, and readers that pause

@@ -17,6 +17,7 @@ from msgspec import Struct
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Fault
 from zrt.runtime.process.lifeline import DEATH_FD, PARENT, READY_FD
+from zrt.runtime.process.python_command import FOLDER, environment
 
 WORDS: Final = 20
 """The number of lines of output that are kept."""
@@ -54,7 +55,8 @@ class ProcessOwner(Protocol):
 
 class Process:
     """A child process, which the constructor starts in a session of its own (a terminal's Ctrl-C
-    reaches only us). The object stays alive until the process is reaped.
+    reaches only us), in the folder of all children. The object stays alive until the process is
+    reaped.
 
     `sink(name, line)` gets the process's stdout and stderr line by line; without a sink both go to
     our stderr. What the process leaves behind in its process group is killed with it.
@@ -126,7 +128,8 @@ class Process:
             names = {PARENT: str(os.getpid()), DEATH_FD: str(death_out), READY_FD: str(ready_in)}
             self._popen = subprocess.Popen(
                 argv,
-                env={**os.environ, **env, **names},
+                cwd=FOLDER,
+                env={**environment(os.environ), **env, **names},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

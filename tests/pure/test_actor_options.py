@@ -1,7 +1,6 @@
 """An actor's options reach its process whole: from the words of a person, and from a parent."""
 
 import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from zrt.runtime.cli.cluster_arguments import options_from
 from zrt.runtime.cli.main import command_line as zrt_command_line
 from zrt.runtime.cluster.file_loader import parse
 from zrt.runtime.cluster.file_schema import Spares
+from zrt.runtime.process.python_command import python_command
 
 MEMBER: dict[str, Any] = {
     "name": "front",
@@ -81,16 +81,16 @@ def test_every_kind_is_here() -> None:
 @each_kind
 def test_a_child_gets_every_option_and_shows_kind_and_name(options: ActorOptions) -> None:
     words = command_line(options)
-    assert words[:3] == [sys.executable, "-m", "zrt.actors.main"]
-    assert words[3:6] == [options.kind, "--name", options.name]
-    assert from_words(words[3:], type(options)) == options
+    module = python_command("zrt.actors.main")
+    assert words == [*module, options.kind, "--name", options.name, words[-1]]
+    assert from_words(words[len(module) :], type(options)) == options
 
 
 @each_kind
 def test_what_is_left_at_its_default_reaches_a_child_too(options: ActorOptions) -> None:
     needed = {field.name: getattr(options, field.name) for field in msgspec.structs.fields(options) if field.required}
     least = type(options)(**needed)
-    assert from_words(command_line(least)[3:], type(options)) == least
+    assert from_words(command_line(least)[len(python_command("")) :], type(options)) == least
 
 
 @each_kind
@@ -111,7 +111,7 @@ def test_the_command_line_and_the_options_have_the_same_defaults(options: ActorO
     "words", [[], ["cook"], ["tp-rank", "--name", "x", '{"rank":1,"world":2}'], ["tp-rank", "--rank", "1"]]
 )
 def test_another_command_line_is_refused(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "zrt.actors.main", *words], capture_output=True, text=True)
+    done = subprocess.run(python_command("zrt.actors.main", *words), capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: python -m zrt.actors.main KIND")
     assert "Traceback" not in done.stderr
@@ -138,7 +138,7 @@ def test_zrt_up_hands_on_what_the_cluster_file_and_its_own_words_say() -> None:
     lines = CommandLines(conf, given, "c1", detached=False)
 
     def options(line: Line) -> ActorOptions:
-        words = line.argv[3:]
+        words = line.argv[len(python_command("zrt.actors.main")) :]
         return from_words(words, KINDS[words[0]].options)
 
     assert options(lines.coordinator()) == CoordinatorOptions(**CLUSTER, cluster_id="c1")

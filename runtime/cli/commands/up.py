@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = cluster_options(arguments)
     conf = log_lines.as_told(options.read())
+    options = options.elsewhere(conf)
     if not arguments.detach:
         stderr.wait_for_no_reader()
         log_lines.write(conf.log.format, detached=arguments.log)
