@@ -31,12 +31,11 @@ class PageKeys:
         self._last = blake2b(model.encode(), digest_size=8).digest()
         self._keys: list[int] = []
 
-    def of(self, tokens: Sequence[int]) -> list[int]:
-        """Return the keys (64 bits) of the full pages of `tokens`, which begin with the tokens of
-        the calls before."""
+    def of(self, tokens: "array[int]") -> list[int]:
+        """Return the keys (64 bits) of the full pages of `tokens` (uint32), which begin with the
+        tokens of the calls before."""
         ends = range(len(self._keys) * self._page_tokens, len(tokens) + 1, self._page_tokens)
         for start, stop in pairwise(ends):
-            ids = array("I", tokens[start:stop]).tobytes()
-            self._last = blake2b(self._last + ids, digest_size=8).digest()
+            self._last = blake2b(self._last + tokens[start:stop].tobytes(), digest_size=8).digest()
             self._keys.append(int.from_bytes(self._last, "little"))
         return self._keys[: len(tokens) // self._page_tokens]

@@ -82,14 +82,18 @@ class ClientRequests:
         self._log_limiter = LogLimiter(actor.name)
 
     def receive(self, bare: Bare) -> None:
-        """Decode a request, and serve it as a task of its own; refuse what does not decode."""
+        """Decode a request, and serve it: a generation exists from now on, any other is a task of
+        its own. Refuse what does not decode."""
         try:
             request = decode_client(bare.frame)
         except WireError as error:
             self._refuse(bare, error.id, error, self._actor.name)
             return
         try:
-            self._actor.spawn(self._serve(bare, request), f"client {request.id}")
+            if isinstance(request, Generate):
+                self._generations.start(bare, request)
+            else:
+                self._actor.spawn(self._serve(bare, request), f"client {request.id}")
         except ZrtError as error:
             self._refuse(bare, request.id, error, self._actor.name)
 
@@ -105,8 +109,6 @@ class ClientRequests:
 
     async def _obey(self, bare: Bare, request: ClientRequest) -> None:
         match request:
-            case Generate():
-                await self._generations.start(bare, request)
             case Resume():
                 self._generations.resume(bare, request)
             case Cancel():

@@ -27,9 +27,9 @@ from zrt.actors.coordinator.fleet.drains import Drains
 from zrt.actors.coordinator.fleet.membership import Membership
 from zrt.actors.coordinator.metrics import exposition
 from zrt.actors.coordinator.metrics_server import MetricsServer
+from zrt.actors.coordinator.prompts.requests import Requests
 from zrt.actors.coordinator.sessions.admission import Admission
 from zrt.actors.coordinator.sessions.generations import Generations
-from zrt.actors.coordinator.prompts.requests import Requests
 from zrt.actors.coordinator.sessions.stage_reports import StageReports
 from zrt.actors.coordinator.subscribers import Subscribers
 from zrt.actors.options import CoordinatorOptions
@@ -141,7 +141,7 @@ class Coordinator(Actor):
         if self.metrics is not None:
             self.metrics.close()
         await super().stop()
-        self.requests.close()
+        await self.requests.close()
 
     # ---- for whoever looks -----------------------------------------------------------------------
 

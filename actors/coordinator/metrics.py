@@ -15,7 +15,7 @@ from zrt.runtime.messages.cluster import ActorInfo
 
 L = TypeVar("L", bound=tuple[str, ...])
 
-STATES: Final = ("queued", "prefill", "decoding", "waiting", "preempted", "parked", "replaying")
+STATES: Final = ("tokenising", "queued", "prefill", "decoding", "waiting", "preempted", "parked", "replaying")
 
 
 def exposition(cluster: Cluster, latencies: Latencies, drains: Mapping[str, int]) -> bytes:

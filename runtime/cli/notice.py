@@ -11,8 +11,10 @@ from zrt.runtime.formatting import counted
 from zrt.runtime.messages.client import Finished, Progress
 from zrt.runtime.process.terminal import say
 
-WAITS: Final = frozenset({"queued", "waiting", "preempted", "parked", "replaying"})
+WAITS: Final = frozenset({"tokenising", "queued", "waiting", "preempted", "parked", "replaying"})
 """Phases in which an answer makes no progress."""
+SHOWN: Final = {"tokenising": "being tokenised"}
+"""Phases that people are shown by other words than their names."""
 WAIT_S: Final = 2.0
 """Seconds that a wait lasts until a log has a line for it: an answer that comes without a delay has
 none."""
@@ -93,10 +95,10 @@ class Notice:
         """Show every change before the text; within the text, say once that it is held up."""
         self.back()
         line = progress.phase
-        stands = f"{line}{_counts(progress)}{_reason(progress)}"
+        stands = f"{SHOWN.get(line, line)}{_counts(progress)}{_reason(progress)}"
         if not self._on_terminal:
             if line in WAITS:
-                self._answer.wait(line, f"the answer is {stands}")
+                self._answer.wait(line, f"the {'prompt' if line == 'tokenising' else 'answer'} is {stands}")
             else:
                 self._answer.over("the answer goes on")
         elif self._in_text:
@@ -136,6 +138,8 @@ def _counts(progress: Progress) -> str:
         return ""
     if progress.phase == "queued":
         return f", place {progress.done + 1} of {progress.total}"
+    if progress.phase == "tokenising":
+        return f" {progress.done / progress.total:.0%}" if progress.done else ""
     return f" {progress.done}/{progress.total}"
 
 

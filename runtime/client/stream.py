@@ -18,6 +18,7 @@ from zrt.runtime.messages.client import (
     Piece,
     Progress,
     Resume,
+    Timings,
 )
 
 LATE_S: Final = 5.0
@@ -51,7 +52,8 @@ class Stream:
         self._connection = connection
         self._request = request
         self._events = Events(connection, request.id, abandon=True, again=self._again, note=self._note)
-        self._state: Literal["new", "open", "over"] = "new"
+        self._state: Literal["new", "opening", "open", "over"] = "new"
+        self._unsent: list[Finished] = []
         self._finished: dict[int, Finished] = {}
         self._heard: dict[int, _Heard] = {}
         self._cancelling = False
@@ -86,11 +88,8 @@ class Stream:
             raise ZrtError("internal", "the generation is over")
         try:
             if self._state == "new":
-                self._state = "open"
-                await self._connection.there()
-                self._events.__enter__()
-                self._connection.send(self._request)
-            event = await self._events.next()
+                await self._open()
+            event = self._unsent.pop(0) if self._unsent else await self._events.next()
         except ZrtError:
             self._end()
             raise
@@ -106,11 +105,27 @@ class Stream:
             raise ZrtError("internal", f"a generation was answered by {type(event).__name__}")
         return event
 
+    async def _open(self) -> None:
+        """Send the request, unless the generation was cancelled while there was no connection: then
+        each answer ends without the cluster having heard of it. ZrtError coordinator_lost;
+        cancelled: it was closed meanwhile."""
+        self._state = "opening"
+        if not self._cancelling:
+            await self._connection.there()
+        if self._state != "opening":
+            raise ZrtError("cancelled", "the generation was closed before it was sent")
+        self._state = "open"
+        if self._cancelling:
+            self._unsent = [_unaccepted(self._request, choice) for choice in range(self._request.n)]
+            return
+        self._events.__enter__()
+        self._connection.send(self._request)
+
     def cancel(self) -> None:
         """Ask the cluster to end the generation; iterating goes on until `finished`, with reason
-        `cancelled`."""
+        `cancelled`. At any time: before the first event, too."""
+        self._cancelling = self._state != "over"
         if self._state == "open":
-            self._cancelling = True
             with suppress(ZrtError):  # without a connection: it is said over the next one
                 self._connection.send(self._cancel())
 
@@ -152,7 +167,8 @@ class Stream:
         requests = [Cancel(id=self._connection.next_id(), session=heard.session) for heard in self._heard.values()]
         self._heard.clear()
         if self._cancelling:
-            self._events.fail(ZrtError("cancelled", "the generation was cancelled before it was accepted"))
+            for choice in range(self._request.n):
+                self._events.put(_unaccepted(self._request, choice))
             return requests
         return [*requests, self._request]
 
@@ -169,3 +185,16 @@ class Stream:
             if isinstance(event, Piece):
                 return event
         raise StopAsyncIteration
+
+
+def _unaccepted(request: Generate, choice: int) -> Finished:
+    """Return the end of an answer that was cancelled before the cluster accepted it."""
+    return Finished(
+        id=request.id,
+        choice=choice,
+        reason="cancelled",
+        prompt_tokens=0,
+        completion_tokens=0,
+        seed=(request.seed or 0) + choice,
+        timings=Timings(queue_ms=0.0, ttft_ms=0.0, decode_tok_s=0.0),
+    )

@@ -35,7 +35,7 @@ from zrt.runtime.messages.prompt import Id, Request
 from zrt.runtime.messages.sampling import SamplingRequest, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-Phase = Literal["queued", "prefill", "decoding", "waiting", "preempted", "parked", "replaying"]
+Phase = Literal["tokenising", "queued", "prefill", "decoding", "waiting", "preempted", "parked", "replaying"]
 
 
 class Event(Struct, tag_field="type", tag=snake, kw_only=True):

@@ -70,8 +70,10 @@ class Process:
         owner: ProcessOwner,
         *,
         sink: Callable[[str, str], None] | None,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
-        """Start the process. `env` is added to our own environment.
+        """Start the process. `env` is added to our own environment; `stdin` is the descriptor that
+        becomes its standard input.
 
         ZrtError bad_config: the program cannot be run; internal: no descriptors or memory left, or
         not called on the main thread.
@@ -91,7 +93,7 @@ class Process:
         self._line = b""
         self._words: deque[str] = deque(maxlen=WORDS)
         self._readers: set[int] = set()
-        self._start(argv, env)
+        self._start(argv, env, stdin)
 
     @property
     def words(self) -> str:
@@ -116,7 +118,7 @@ class Process:
 
     # ---- start -----------------------------------------------------------------------------------
 
-    def _start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def _start(self, argv: Sequence[str], env: Mapping[str, str], stdin: int) -> None:
         ours: list[int] = []
         theirs: list[int] = []
         try:
@@ -130,7 +132,7 @@ class Process:
                 argv,
                 cwd=FOLDER,
                 env={**environment(os.environ), **env, **names},
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=output,
                 pass_fds=(death_out, ready_in),

@@ -75,4 +75,6 @@ def _splits(step: dict[str, Any]) -> bool:
 def _spans_cut(token: str) -> bool:
     """Return whether an added token may lie over a cut, or take the space after it: those whose
     first or last character is a letter or a blank, and those with a cut inside."""
-    return CUT.search(token) is not None or any(not end or end.isspace() or end.isalpha() for end in (token[:1], token[-1:]))
+    return CUT.search(token) is not None or any(
+        not end or end.isspace() or end.isalpha() for end in (token[:1], token[-1:])
+    )

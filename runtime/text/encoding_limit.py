@@ -33,7 +33,9 @@ class EncodingLimit:
         """Note that `done` of `total` characters came to so many tokens. ZrtError context_exceeded:
         these are too many already, whatever follows."""
         if self._context is not None and tokens >= self._context:
-            raise too_long(counted(tokens, "token") if done == total else f"more than {counted(tokens, 'token')}", self._context)
+            raise too_long(
+                counted(tokens, "token") if done == total else f"more than {counted(tokens, 'token')}", self._context
+            )
         if self._told is not None:
             self._told(done, total)
 

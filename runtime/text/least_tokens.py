@@ -45,7 +45,7 @@ class LeastTokens:
         self._lost = lost or b""
         self.bytes_per_token: int | None = None
         if lost is not None and keeps and shrinks is not None and (not lost or not changes):
-            # a byte-level token has a character a byte; any other, and every added one, stands for itself
+            # a byte-level token has a character a byte; any other, and an added one, is its text
             own = (len(token) if bytelevel else len(token.encode()) for token in vocabulary)
             self.bytes_per_token = shrinks * max(*own, *(len(token.content.encode()) for token in added), 1)
 

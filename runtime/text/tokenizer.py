@@ -48,8 +48,8 @@ class Tokenizer:
         self._wants_bos = self.bos_id is not None and backend.encode("a").ids[:1] == [self.bos_id]
         names = {name: token.content for name, token in settings.named.items()}
         self._template = None if settings.template is None else ChatTemplate(settings.template, names)
-        self._least = LeastTokens(backend)
-        self._cuts = Cuts(backend)
+        self.least_tokens = LeastTokens(backend)
+        self.cuts = Cuts(backend)
         self.cleans_up = settings.cleans_up and type(backend.model).__name__ != "BPE"
         """Whether decoding ends with `clean_up`. As in transformers, never for byte-pair
         vocabularies."""
@@ -102,17 +102,17 @@ class Tokenizer:
         return ids
 
     def _encode(self, text: str, limit: EncodingLimit, *, special: bool) -> list[int]:
-        limit.begin(text, self._least.of(text), self._least.bytes_per_token)
+        limit.begin(text, self.least_tokens.of(text), self.least_tokens.bytes_per_token)
         ids: list[int] = []
         done = 0
-        for piece in self._cuts.pieces(text):
+        for piece in self.cuts.pieces(text):
             whole = len(piece) == len(text)
             (encoding,) = self.backend.encode_batch_fast([piece], add_special_tokens=special and whole)
             ids += encoding.ids
             done += len(piece)
             limit.reached(len(ids), done, len(text))
         if special and not whole:
-            before, after = self._cuts.around
+            before, after = self.cuts.around
             ids = [*before, *ids, *after]
             limit.reached(len(ids), done, len(text))
         return ids

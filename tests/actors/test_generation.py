@@ -15,7 +15,8 @@ from zrt.runtime.text.stop_strings import StopMatcher
 
 
 def _generation() -> Generation:
-    session = Session(7, [1, 2], 20, frozenset(), Sampling(), None, StopMatcher([]))
+    session = Session(7, frozenset(), Sampling(), StopMatcher([]))
+    session.begin([1, 2], 20, None)
     delivery = Delivery(Actor("coordinator"), Bare(b"peer", b"", False), "1", 0.0)
     return Generation(session, delivery, PageKeys("model", 16), 0.0, 0.0)
 

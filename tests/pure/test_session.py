@@ -39,7 +39,8 @@ def session(
     logprobs: int | None = None,
 ) -> Session:
     sampling = Sampling(min_tokens=min_tokens, logprobs=logprobs)
-    made = Session(1, [1, 2, 3], max_length, eos, sampling, Letters(), StopMatcher(stop))
+    made = Session(1, eos, sampling, StopMatcher(stop))
+    made.begin([1, 2, 3], max_length, Letters())
     made.move(SessionState.PREFILL)
     made.move(SessionState.DECODING)
     return made
@@ -110,7 +111,8 @@ def test_a_stop_string_may_span_many_tokens(
     assert tokenizer is not None
     ids = tokenizer.encode_raw(text)
     detokeniser, stops = Detokenizer(tokenizer), StopMatcher([stop])
-    made = Session(1, [1, 2, 3], 200, frozenset({999}), Sampling(), detokeniser, stops)
+    made = Session(1, frozenset({999}), Sampling(), stops)
+    made.begin([1, 2, 3], 200, detokeniser)
     made.move(SessionState.PREFILL)
     made.move(SessionState.DECODING)
     said, taken, reason = run(made, [*ids, 999])
@@ -156,7 +158,7 @@ def test_a_repeated_token_is_ignored_and_a_missing_one_is_a_gap() -> None:
     made = session()
     made.push(3, 0)
     assert made.push(3, 7) is None
-    assert made.tokens == [1, 2, 3, 0]
+    assert made.tokens.tolist() == [1, 2, 3, 0]
     with pytest.raises(ZrtError, match="token 9 came, 4 was awaited") as caught:
         made.push(9, 0)
     assert caught.value.kind == "kv_gap"

@@ -4,7 +4,6 @@ next, killed where a text is given up."""
 import asyncio
 import logging
 import socket
-import sys
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from zrt.actors.coordinator.prompts.encoding_main import LENGTH_BYTES, Encoded, Refused, Reply, Told
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.process.python_command import python_command
 from zrt.runtime.process.spawn import Process, Ready, ended_by
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ IDLE_S: Final = 60.0
 END_S: Final = 5.0
 """Seconds that a killed process may take to be gone."""
 
+_REPLIES: Final = msgspec.msgpack.Decoder(Reply)
+
 
 class EncodingChild:
     """At most one process that tokenises for the model in `folder`, whose context holds `context`
@@ -36,15 +38,15 @@ class EncodingChild:
 
     def __init__(self, name: str, folder: Path, context: int) -> None:
         self._name = name
-        self._command = [sys.executable, "-m", "zrt.actors.coordinator.prompts.encoding_main", str(folder), str(context)]
+        self._command = python_command("zrt.actors.coordinator.prompts.encoding_main", str(folder), str(context))
         self._process: Process | None = None
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._idle: asyncio.TimerHandle | None = None
 
     async def encode(self, request: bytes, told: Callable[[int, int], None]) -> "array[int]":
-        """Return the ids of an encoded PromptRequest. One at a time. If the caller is cancelled, the
-        process is killed.
+        """Return the ids of an encoded PromptRequest, one at a time. A caller that is cancelled has
+        the process killed.
 
         ZrtError: what the prompt comes to; deadline: the process hangs; internal: it ended.
         """
@@ -98,13 +100,14 @@ class EncodingChild:
                 case Encoded(ids):
                     return array("I", ids)
                 case Refused(kind, message):
-                    raise ZrtError(kind, message)
+                    raise ZrtError.of(kind, message)
 
     async def _reply(self) -> Reply:
         size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES))
         if size > REPLY_BYTES:
             raise EOFError(f"announced a reply of {size} bytes")
-        return msgspec.msgpack.decode(await self._reader.readexactly(size), type=Reply)
+        reply: Reply = _REPLIES.decode(await self._reader.readexactly(size))
+        return reply
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()

@@ -2,26 +2,27 @@
 options. No torch."""
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from zrt.runtime.actor.executor import ComputeExecutor
+from zrt.actors.coordinator.prompts.encoder import PromptEncoder, WaitingText
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
 from zrt.runtime.messages.client import Generate
+from zrt.runtime.messages.prompt import PromptRequest
 from zrt.runtime.messages.sampling import SAMPLING_OPTIONS, SEED_MAX, Sampling, stage_sampling
 from zrt.runtime.models.architecture.generation_config import GenerationDefaults, eos_ids, generation_defaults
 from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.text.detokenizer import Detokenizer
+from zrt.runtime.text.encoding_limit import too_long
 from zrt.runtime.text.tokenizer import Tokenizer
 
 
 class Requests:
     """The reader of requests for one model, with its tokenizer, end tokens and defaults; `notes`
-    says which of the model's defaults are not followed.
-
-    Tokenising runs in a thread of its own: a long prompt takes a while."""
+    says which of the model's defaults are not followed."""
 
     def __init__(self, folder: Path, spec: ModelSpec, context: int) -> None:
         self.tokenizer: Tokenizer | None = Tokenizer.open(folder)
@@ -31,49 +32,54 @@ class Requests:
         asked = ", ".join(self.defaults.unheeded)
         self.notes = [f"the model's generation_config asks for {asked}, which zrt does not do"] if asked else []
         self._vocab_size = spec.vocab_size
-        self._executor = ComputeExecutor("tokenise")
+        self._encoder = PromptEncoder(self.tokenizer, folder, context) if self.tokenizer is not None else None
 
-    def close(self) -> None:
-        self._executor.close()
+    async def close(self) -> None:
+        """End what tokenises."""
+        if self._encoder is not None:
+            await self._encoder.close()
 
-    async def encode(self, request: Generate) -> list[int]:
-        """Return the prompt's token ids. ZrtError bad_request, context_exceeded."""
+    def offer(self, request: Generate) -> WaitingText | None:
+        """Take the text of a (checked) request, to be tokenised; return None if the request has
+        token ids instead. ZrtError overloaded."""
+        if request.token_ids is not None or self._encoder is None:
+            return None
+        fields = {name: getattr(request, name) for name in PromptRequest.__struct_fields__}
+        return self._encoder.offer(PromptRequest(**fields), request.n)
+
+    def check(self, request: Generate) -> None:
+        """Check what can be said of a request before its text is tokenised. ZrtError bad_request,
+        context_exceeded."""
         given = [request.prompt is not None, request.messages is not None, request.token_ids is not None]
         if sum(given) != 1:
             raise ZrtError("bad_request", "give exactly one of prompt, messages, token_ids")
         if request.raw and request.prompt is None:
             raise ZrtError("bad_request", "raw goes with prompt alone")
-        if request.stop and self.tokenizer is None:
-            raise ZrtError("bad_request", "this model has no tokenizer, so stop strings cannot be matched")
-        ids = request.token_ids if request.token_ids is not None else await self._encode_text(request)
+        if self.tokenizer is None:
+            if request.stop:
+                raise ZrtError("bad_request", "this model has no tokenizer, so stop strings cannot be matched")
+            if request.token_ids is None:
+                raise ZrtError("bad_request", "this model has no tokenizer: give token_ids (--token-ids 1,2,3)")
+        if request.token_ids is not None:
+            self.check_prompt(request.token_ids)
+
+    def check_prompt(self, ids: Sequence[int]) -> None:
+        """Check the ids of a prompt. ZrtError bad_request, context_exceeded."""
         if not ids:
             raise ZrtError("bad_request", "the prompt is empty")
-        self._check_ids("token_ids", ids)
         if len(ids) >= self.context:
-            raise ZrtError(
-                "context_exceeded",
-                f"the prompt has {counted(len(ids), 'token')}, the context holds {self.context}: shorten it or raise [model] context",
-            )
-        return list(ids)
-
-    async def _encode_text(self, request: Generate) -> list[int]:
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            raise ZrtError("bad_request", "this model has no tokenizer: give token_ids (--token-ids 1,2,3)")
-        if request.messages is not None:
-            messages = [{"role": message.role, "content": message.content} for message in request.messages]
-            return await self._executor.run(tokenizer.encode_chat, messages)
-        text = request.prompt or ""
-        if not text:
-            raise ZrtError("bad_request", "the prompt is empty")
-        if request.raw:
-            return await self._executor.run(tokenizer.encode_raw, text)
-        return await self._executor.run(tokenizer.encode_chat, [{"role": "user", "content": text}])
+            raise too_long(counted(len(ids), "token"), self.context)
+        self._check_ids("token_ids", ids)
 
     def max_length(self, prompt: int, max_tokens: int | None) -> int:
         """Return where the history ends at the latest, in tokens."""
         most = self.defaults.max_tokens if max_tokens is None else max_tokens
         return self.context if most is None else min(self.context, prompt + most)
+
+    def detokeniser(self, prompt: Sequence[int]) -> Detokenizer | None:
+        """Return what makes text of the tokens that follow this prompt; None without a
+        tokenizer."""
+        return Detokenizer(self.tokenizer, prompt, self.eos) if self.tokenizer is not None else None
 
     def ends(self, request: Generate) -> frozenset[int]:
         """Return the token ids that end this request's generation."""

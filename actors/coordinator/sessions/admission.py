@@ -88,12 +88,20 @@ class Admission:
             )
         lengths = chain((waiting for _, waiting in self._queue), (length,))
         if len(self._queue) + 1 - self._startable(lengths) > self._max_queue:
-            raise ZrtError(
-                "overloaded",
-                f"the queue is full: {self._max_queue} may wait besides the {self._max_sessions} that may run ([limits] queue, sessions); "
-                f"retry after {self.retry_after()} s",
-            )
+            raise self._full()
         self._queue.append((session, length))
+
+    def _full(self) -> ZrtError:
+        text = f"{self._max_queue} may wait besides the {self._max_sessions} that may run ([limits] queue, sessions)"
+        return ZrtError("overloaded", f"the queue is full: {text}; retry after {self.retry_after()} s")
+
+    def check_room(self, sessions: int) -> None:
+        """Check that so many sessions of any length may come, before theirs is known. ZrtError
+        bad_request: there are never places for so many; overloaded: there are none now."""
+        self.check_number(sessions)
+        free = max(0, self._max_sessions - len(self._running))
+        if len(self._queue) + sessions > free + self._max_queue:
+            raise self._full()
 
     def check_number(self, sessions: int) -> None:
         """Check that so many sessions may ever run and wait at once. ZrtError bad_request."""

@@ -35,6 +35,7 @@ class Delivery:
         self.choice = choice
         self.told = now
         self.stalled_since: float | None = None
+        self.gone = False
         self.resume = f"{origin(actor)}{secrets.token_hex(16)}"
         self._actor = actor
         self._accepted: Accepted | None = None
@@ -57,6 +58,11 @@ class Delivery:
     def over(self) -> bool:
         """Whether the answer has had its end."""
         return self._end is not None
+
+    @property
+    def resumable(self) -> bool:
+        """Whether its client may come back for it: it was accepted."""
+        return self._accepted is not None
 
     @property
     def size(self) -> int:
@@ -156,7 +162,11 @@ class Delivery:
 
     def _give(self, event: ClientEvent) -> bool:
         event.id = self.request
-        if not self._reply(self.client, event):
+        try:
+            self.gone = not self._actor.reply_bare(self.client, encode_event(event))
+        except ZrtError:
+            return False
+        if self.gone:
             return False
         if isinstance(event, Piece):
             self._told_ids, self._told_chars = len(self._ids), self._chars

@@ -3,10 +3,13 @@ told of it. Only the methods here write a generation."""
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from zrt.actors.coordinator.prompts.encoder import WaitingText
 from zrt.actors.coordinator.sessions.delivery import Delivery, caller_name
-from zrt.actors.coordinator.sessions.session import Session, SessionState, TextPiece
+from zrt.actors.coordinator.sessions.session import Session, SessionState, TextPiece, TextStream
+from zrt.runtime.formatting import counted
 from zrt.runtime.messages.client import (
     Accepted,
     Error,
@@ -22,6 +25,7 @@ from zrt.runtime.messages.sessions import SampledToken
 from zrt.runtime.page_keys import PageKeys
 
 PHASES: dict[SessionState, Phase] = {
+    SessionState.TOKENISING: "tokenising",
     SessionState.QUEUED: "queued",
     SessionState.PREFILL: "prefill",
     SessionState.DECODING: "decoding",
@@ -44,6 +48,7 @@ class Generation:
     created: float
     progressed: float
     choice: int = 0
+    text: WaitingText | None = None
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
@@ -65,6 +70,11 @@ class Generation:
         return self.keys.of(self.session.tokens)
 
     # ---- how it gets on --------------------------------------------------------------------------
+
+    def begin(self, prompt: Sequence[int], max_length: int, detokeniser: TextStream | None) -> None:
+        """Take the prompt, now that it is token ids."""
+        self.text = None
+        self.session.begin(prompt, max_length, detokeniser)
 
     def admit(self, slot: int, now: float) -> None:
         """Let the generation run in this slot: its turn in the queue came."""
@@ -156,17 +166,19 @@ class Generation:
         """Tell the client where the generation stands: its place in the queue (given), tokens
         generated of those it may, or prompt tokens run of all."""
         session = self.session
+        message = self.fault
         if place is not None:
             done, total = place
+        elif session.state is SessionState.TOKENISING and self.text is not None:
+            done, total = self.text.done, self.text.total
+            message = f"behind {counted(self.text.before, 'text')}" if self.text.before else ""
         elif session.state is SessionState.DECODING:
             done, total = session.completion_tokens, session.max_length - session.prompt_tokens
         else:
             done, total = self.filled, session.prompt_tokens
         phase = PHASES[session.state]
         self.tell(
-            Progress(
-                id=self.delivery.request, choice=self.choice, phase=phase, done=done, total=total, message=self.fault
-            )
+            Progress(id=self.delivery.request, choice=self.choice, phase=phase, done=done, total=total, message=message)
         )
 
     def error(self, kind: str, message: str, where: str) -> None:

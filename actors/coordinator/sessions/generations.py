@@ -1,19 +1,21 @@
 """The coordinator's live generations: accepted, admitted, shown to their clients, ended."""
 
+import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.roster import Roster
-from zrt.actors.coordinator.sessions.admission import Admission
-from zrt.actors.coordinator.sessions.delivery import Delivery, Leases, origin
-from zrt.actors.coordinator.sessions.generation import Generation
+from zrt.actors.coordinator.prompts.encoder import WaitingText
 from zrt.actors.coordinator.prompts.requests import Requests
+from zrt.actors.coordinator.sessions.admission import Admission
+from zrt.actors.coordinator.sessions.delivery import Delivery, Leases, caller_name, origin
+from zrt.actors.coordinator.sessions.generation import Generation
 from zrt.actors.coordinator.sessions.rerouting import Rerouting
 from zrt.actors.coordinator.sessions.session import Session, SessionState, TextPiece
 from zrt.runtime.actor.actor import Actor
@@ -25,7 +27,6 @@ from zrt.runtime.messages.client import Error, Follow, Generate, Resume, StageSh
 from zrt.runtime.messages.cluster import SessionInfo
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.page_keys import PageKeys
-from zrt.runtime.text.detokenizer import Detokenizer
 from zrt.runtime.text.stop_strings import StopMatcher
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ TEND_S: Final = 0.5
 QUIET_S: Final = 0.5
 """Seconds that a client may hear nothing before it is told how its session gets on: so it hears at
 least once a second."""
+
+UNHURRIED: Final = frozenset({SessionState.TOKENISING, SessionState.PARKED})
+"""The states in which nothing need come of a session for as long as it takes."""
 
 
 class Generations:
@@ -68,6 +72,7 @@ class Generations:
         self._live: dict[int, Generation] = {}
         self.rerouting = Rerouting(actor, roster.pipeline, admission, self._live, event_log, self)
         self._routing = self.rerouting.routing
+        self._tokenising: dict[int, asyncio.Task[None]] = {}
         self._over = Leases(lease_s)
         self._tending: Periodic | None = None
 
@@ -84,45 +89,70 @@ class Generations:
 
     # ---- clients ---------------------------------------------------------------------------------
 
-    async def start(self, client: Bare, request: Generate) -> None:
-        """Accept a request: tokenise, check that it can ever fit, queue. ZrtError: what its client
-        is told instead."""
-        created = time.monotonic()
-        prompt = await self._requests.encode(request)
+    def start(self, client: Bare, request: Generate) -> None:
+        """Let a request's sessions exist from now on, and accept them once the prompt is token ids.
+        ZrtError: what its client is told instead."""
         if self.closed:
             raise ZrtError("draining", "the cluster is going down: it takes no new sessions")
+        self._requests.check(request)
         sampling = self._requests.sampling(request)
-        answers = [self._generation(client, request, prompt, sampling, choice, created) for choice in range(request.n)]
-        sessions = [generation.session for generation in answers]
-        self._admission.offer_all([(one.id, one.prompt_tokens, one.max_length) for one in sessions])
+        self._admission.check_room(request.n)
+        text = self._requests.offer(request)
+        answers = [self._generation(client, request, sampling, choice, text) for choice in range(request.n)]
         for generation in answers:
             self._live[generation.id] = generation
-            generation.accepted(self._requests.notes, self._lease_s)
-            log.info("accepted: %d prompt tokens", len(prompt), extra={"session": generation.id})
         if self._tending is None:
             self._tending = self._actor.every(TEND_S, self._tend)
+        if text is None:
+            self._accept(answers, request.token_ids or [], request.max_tokens)
+            return
+        name = f"tokenise {answers[0].id:016x}"
+        task = self._actor.spawn(self._tokenise(answers, text, request.max_tokens), name)
+        for generation in answers:
+            self._tokenising[generation.id] = task
+
+    async def _tokenise(self, answers: list[Generation], text: WaitingText, max_tokens: int | None) -> None:
+        """Accept a request's sessions when its text is token ids. Cancelled if all of them end
+        before."""
+        try:
+            prompt = await text.encode()
+            left = [generation for generation in answers if self._tokenising.pop(generation.id, None)]
+            self._requests.check_prompt(prompt)
+            self._accept(left, prompt, max_tokens)
+        except ZrtError as error:
+            self._refuse(answers, error)
+
+    def _accept(self, answers: list[Generation], prompt: Sequence[int], max_tokens: int | None) -> None:
+        """Queue all sessions of a request, or none, now that its prompt is known. ZrtError as
+        `Admission.offer_all`, and then none is accepted."""
+        length = self._requests.max_length(len(prompt), max_tokens)
+        try:
+            self._admission.offer_all([(generation.id, len(prompt), length) for generation in answers])
+        except ZrtError as error:
+            self._refuse(answers, error)
+            return
+        for generation in answers:
+            generation.begin(prompt, length, self._requests.detokeniser(prompt))
+            generation.accepted(self._requests.notes, self._lease_s)
+            log.info("accepted: %d prompt tokens", len(prompt), extra={"session": generation.id})
         self.admit()
         for generation in answers:
             if self._admission.place(generation.id) is not None:
                 self._tell(generation)
 
     def _generation(
-        self, client: Bare, request: Generate, prompt: list[int], sampling: Sampling, choice: int, created: float
+        self, client: Bare, request: Generate, sampling: Sampling, choice: int, text: WaitingText | None
     ) -> Generation:
         """Make one answer of a request; each samples with a seed of its own."""
-        tokenizer = self._requests.tokenizer
         session = Session(
             self._new_id(),
-            prompt[:],
-            self._requests.max_length(len(prompt), request.max_tokens),
             self._requests.ends(request),
             replace(sampling, seed=sampling.seed + choice),
-            Detokenizer(tokenizer, prompt, self._requests.eos) if tokenizer else None,
             StopMatcher(request.stop),
         )
-        delivery = Delivery(self._actor, client, request.id, created, choice=choice)
-        keys = PageKeys(self._model, self._page_tokens)
-        return Generation(session, delivery, keys, created, created, choice)
+        now = time.monotonic()
+        delivery = Delivery(self._actor, client, request.id, now, choice=choice)
+        return Generation(session, delivery, PageKeys(self._model, self._page_tokens), now, now, choice, text)
 
     def resume(self, client: Bare, request: Resume) -> None:
         """Go on with a session over another connection. ZrtError as `Resume` says."""
@@ -188,7 +218,10 @@ class Generations:
         now = time.monotonic()
         for generation in list(self._live.values()):
             delivery = generation.delivery
-            if delivery.stalled_since is not None:
+            if delivery.gone and not delivery.resumable:
+                generation.session.finish("cancelled")
+                self._end(generation)
+            elif delivery.stalled_since is not None:
                 self._tend_stalled(generation, now - delivery.stalled_since)
             elif now - generation.progressed > self._idle_s and self._expected(generation):
                 self.fail(generation, ZrtError("deadline", f"nothing came of it for {self._idle_s:g} s"))
@@ -202,7 +235,8 @@ class Generations:
     def _expected(self, generation: Generation) -> bool:
         """Return whether something should come of a generation: it neither waits for its turn nor
         is parked."""
-        return generation.session.state is not SessionState.PARKED and self._admission.place(generation.id) is None
+        state = generation.session.state
+        return state not in UNHURRIED and self._admission.place(generation.id) is None
 
     def _tend_stalled(self, generation: Generation, seconds: float) -> None:
         if generation.delivery.retry():
@@ -265,6 +299,16 @@ class Generations:
         if generation.id not in self._live:
             return
         self._event_log.add("error", f"{generation.id:016x}", error.message, error.kind)
+        self._fail_all_of(generation, error)
+
+    def _refuse(self, answers: Sequence[Generation], error: ZrtError) -> None:
+        """Tell a client that its request is not accepted, unless it has given that up."""
+        generation = next((one for one in answers if one.id in self._live), None)
+        if generation is not None:
+            self._event_log.add("refusal", caller_name(generation.delivery.client), error.message, error.kind)
+            self._fail_all_of(generation, error)
+
+    def _fail_all_of(self, generation: Generation, error: ZrtError) -> None:
         answers = self._answers(generation.delivery.client.peer, generation.delivery.request)
         generation.error(error.kind, error.message, error.where)
         said = Error(id=generation.delivery.request, kind=error.kind, message=error.message, where=error.where)
@@ -279,6 +323,9 @@ class Generations:
         """Free what the session holds everywhere, and let the next in the queue come."""
         if self._live.pop(generation.id, None) is None:
             return
+        task = self._tokenising.pop(generation.id, None)
+        if task is not None and task not in self._tokenising.values():
+            task.cancel()
         ended = generation.session
         log.info(
             "ended (%s): %d tokens",
@@ -286,7 +333,7 @@ class Generations:
             ended.completion_tokens,
             extra={"session": ended.id, "ms": round((time.monotonic() - generation.created) * 1e3, 1)},
         )
-        if generation.delivery.over:
+        if generation.delivery.over and generation.delivery.resumable:
             self._over.keep(generation.id, generation.delivery, time.monotonic())
         self._routing.leave(generation)
         self._admission.remove(generation.id)

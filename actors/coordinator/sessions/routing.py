@@ -6,7 +6,6 @@ The first route, a re-route after a loss, and the return of a preempted session 
 
 import asyncio
 import logging
-from array import array
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -201,7 +200,7 @@ class Routing:
 
     def _send_span(self, generation: Generation, span: ReplaySpan) -> None:
         session = generation.session
-        ids = array("I", session.tokens[span.start : span.stop])
+        ids = session.tokens[span.start : span.stop]
         step = Step(session.id, session.epoch, span.start, len(ids), session.slot, span.until)
         request = InferenceRequest(session.id, span.start, "token_ids", [len(ids)], memoryview(ids).cast("B"))
         try:
@@ -241,7 +240,7 @@ def _open(session: Session, stage: int, keys: list[int], gather: bool) -> Open:
         return head
     return replace(
         head,
-        tokens=session.tokens[:],
+        tokens=session.tokens.tolist(),
         eos=sorted(session.eos),
         max_length=session.max_length,
         credit=session.credit,

@@ -5,6 +5,7 @@ The history is the truth: every stage's KV can be rebuilt from it, so a session 
 that ran it.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +19,7 @@ from zrt.runtime.text.stop_strings import StopMatcher
 
 
 class SessionState(StrEnum):
+    TOKENISING = "tokenising"  # its prompt is a text yet
     QUEUED = "queued"  # not admitted yet
     PREFILL = "prefill"  # opened, the prompt is being run
     DECODING = "decoding"
@@ -30,6 +32,7 @@ class SessionState(StrEnum):
 
 _ANY_TIME = frozenset({SessionState.WAITING, SessionState.PARKED, SessionState.PREEMPTED, SessionState.FINISHED})
 MOVES: dict[SessionState, frozenset[SessionState]] = {
+    SessionState.TOKENISING: frozenset({SessionState.QUEUED, SessionState.FINISHED}),
     SessionState.QUEUED: _ANY_TIME | {SessionState.PREFILL},
     SessionState.PREEMPTED: _ANY_TIME | {SessionState.PREFILL, SessionState.REPLAYING},
     SessionState.PARKED: _ANY_TIME | {SessionState.PREFILL, SessionState.REPLAYING},
@@ -65,28 +68,26 @@ class TextPiece:
 
 @dataclass(slots=True)
 class Session:
-    """One generation. `tokens` is the whole history (prompt, then generated); `max_length` bounds
-    its length, `eos` are the ids that end it."""
+    """One generation, from the arrival of its request on. `tokens` (uint32) is the whole history
+    (prompt, then generated), empty until the prompt is tokenised; `max_length` bounds its length,
+    `eos` are the ids that end it."""
 
     id: int
-    tokens: list[int]
-    max_length: int
     eos: frozenset[int]
     sampling: Sampling
-    detokeniser: TextStream | None
     stops: StopMatcher
-    state: SessionState = SessionState.QUEUED
+    state: SessionState = SessionState.TOKENISING
+    tokens: "array[int]" = field(default_factory=lambda: array("I"))
+    max_length: int = 0
+    detokeniser: TextStream | None = None
     epoch: int = 0
     route: list[Address] = field(default_factory=list)
     slot: int = 0
     credit: int = 0
-    prompt_tokens: int = field(init=False)
+    prompt_tokens: int = 0
     reason: FinishReason | None = None
     _shown: int = field(init=False, default=0)
     _logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)  # of the tokens not shown yet
-
-    def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.tokens)
 
     @property
     def completion_tokens(self) -> int:
@@ -101,6 +102,15 @@ class Session:
         if state not in MOVES[self.state]:
             raise ZrtError("internal", f"session {self.id:016x} cannot go from {self.state} to {state}")
         self.state = state
+
+    def begin(self, prompt: Sequence[int], max_length: int, detokeniser: TextStream | None) -> None:
+        """Take the prompt, now that it is token ids; without a detokeniser the answer is ids
+        alone."""
+        self.move(SessionState.QUEUED)
+        self.tokens = array("I", prompt)
+        self.prompt_tokens = len(prompt)
+        self.max_length = max_length
+        self.detokeniser = detokeniser
 
     # ---- where it runs ---------------------------------------------------------------------------
 
@@ -181,7 +191,7 @@ class Session:
         index, self._shown = self._shown, self.completion_tokens
         logprobs, self._logprobs = self._logprobs, []
         asked = self.sampling.logprobs is not None
-        token_ids = self.tokens[self.prompt_tokens + index :]
+        token_ids = self.tokens[self.prompt_tokens + index :].tolist()
         return TextPiece(index, text, token_ids, self.reason, logprobs if asked else None)
 
 
