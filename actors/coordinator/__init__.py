@@ -8,6 +8,7 @@ In reading order:
 - coordinator.py: the actor, made from its options; wires the rooms below
 - client_requests.py: what clients ask, and who does it
 - fleet/: the processes: who is there, what each holds, drains
+- prompts/: requests on their way to token ids: bounded, fair, cancellable
 - sessions/: the sessions: accepted, admitted, routed, streamed, ended
 - subscribers.py: those who watch the cluster, and what each is told
 - event_log.py: what happened lately, bounded

@@ -15,6 +15,9 @@ class name in snake_case:
     -> {"type": "finished", "id": "1", "reason": "stop", "prompt_tokens": 36,
         "completion_tokens": 12, ...}
 
+A generation exists from the arrival of its request: until `accepted` it may be in phase
+`tokenising`, is listed and can be cancelled, and ends with its client's connection.
+
 A request that fails ends with one `error` event. Absent fields take the defaults below, in events
 as well; unknown fields of a request are refused. With `n` > 1 a request has n answers, told apart
 by `choice`: each is a session of its own with `accepted` and `finished`, and the events of all of
@@ -82,8 +85,8 @@ class Cancel(Request):
     """Request to stop one session, by its id, or all sessions of one of this client's `generate`
     requests, by the request's `id`; exactly one of the two is given.
 
-    Each session ends with `finished`, reason `cancelled`. Answered by `ok`, or `error`
-    unknown_session.
+    Each session ends with `finished`, reason `cancelled`, also before it was `accepted`. Answered
+    by `ok`, or `error` unknown_session.
     """
 
     session: int | None = None
@@ -209,8 +212,8 @@ class Accepted(Answering):
 
 
 class Progress(Answering):
-    """What happens before and between tokens: `done` of `total` prompt tokens have run, a place in
-    the queue, a replay, a wait."""
+    """What happens before and between tokens: `done` of `total` of the text are tokenised, of the
+    prompt's tokens have run, or a place in the queue, a replay, a wait."""
 
     phase: Phase
     done: int = 0

@@ -2,11 +2,16 @@
 
 In reading order:
 
+- prompts.py: a request's prompt as token ids
 - tokenizer.py: text to token ids, and back
+- cuts.py: long texts in pieces with the ids of the whole
+- least_tokens.py: how many tokens a text has at least
+- encoding_limit.py: the context that a prompt must fit, checked on the way
 - tokenizer_files.py: the files beside tokenizer.json
 - chat_template.py: chats as the model was trained on them
 - detokenizer.py: text in pieces that are never taken back
+- byte_alphabet.py: the characters that stand for bytes in vocabularies
 - stop_strings.py: stop strings over a stream of text
 
-May import: the files of runtime/ itself.
+May import: runtime/messages/ and the files of runtime/ itself.
 """

@@ -1,6 +1,7 @@
 """The house: what may be said of its rooms and names as a whole."""
 
 import ast
+import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def test_no_room_holds_more_modules_than_a_glance_takes_in() -> None:
     sizes = Counter(path.parent.relative_to(ROOT) for path in modules() if path.name != "__init__.py")
     rooms = {str(room): size for room, size in sizes.items() if room.parts[0] != "tui"}
     assert {room: size for room, size in rooms.items() if size > MOST_MODULES} == {}
+
+
+def test_every_room_is_installed() -> None:
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    rooms = {module_name(path) for path in modules() if path.name == "__init__.py"}
+    assert set(said) - {"zrt.conf"} == rooms
 
 
 def test_whoever_imports_a_name_imports_it_from_where_it_is_made() -> None:

@@ -14,5 +14,5 @@ In reading order:
 - latencies.py: how long clients waited for tokens, as histograms
 
 May import: runtime/ without torch, roster and pipeline of actors/coordinator/fleet/, and the event
-log. session.py, admission.py and quarantine.py import neither zmq nor asyncio.
+log; actors/coordinator/prompts/. session.py, admission.py and quarantine.py import neither zmq nor asyncio.
 """
