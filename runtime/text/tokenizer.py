@@ -107,7 +107,10 @@ class Tokenizer:
         done = 0
         for piece in self.cuts.pieces(text):
             whole = len(piece) == len(text)
-            (encoding,) = self.backend.encode_batch_fast([piece], add_special_tokens=special and whole)
+            try:
+                (encoding,) = self.backend.encode_batch_fast([piece], add_special_tokens=special and whole)
+            except BaseException as error:  # a panic of the library is no Exception
+                raise ZrtError("internal", f"the tokenizer of {self._name} fails on this text: {error}") from None
             ids += encoding.ids
             done += len(piece)
             limit.reached(len(ids), done, len(text))

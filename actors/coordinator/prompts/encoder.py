@@ -56,6 +56,10 @@ class WaitingText:
         bad_request, deadline, internal."""
         return await self._lane.encode(self)
 
+    def leave(self) -> None:
+        """Wait no more: it is tokenised, or given up. Any number of times."""
+        self._lane.leave(self)
+
     def told(self, done: int, total: int) -> None:
         self.done, self.total = done, total
 
@@ -90,6 +94,10 @@ class Lane:
             async with self._turn:
                 return await self._run(text)
         finally:
+            self.leave(text)
+
+    def leave(self, text: WaitingText) -> None:
+        if text in self._waiting:
             self._waiting.remove(text)
 
 

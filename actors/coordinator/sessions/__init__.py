@@ -13,6 +13,7 @@ In reading order:
 - delivery.py: one client's events in order, over broken connections
 - latencies.py: how long clients waited for tokens, as histograms
 
-May import: runtime/ without torch, roster and pipeline of actors/coordinator/fleet/, and the event
-log; actors/coordinator/prompts/. session.py, admission.py and quarantine.py import neither zmq nor asyncio.
+May import: runtime/ without torch, actors/coordinator/prompts/, roster and pipeline of
+actors/coordinator/fleet/, and the event log. session.py, admission.py and quarantine.py import
+neither zmq nor asyncio.
 """

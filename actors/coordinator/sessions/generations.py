@@ -99,17 +99,22 @@ class Generations:
         self._admission.check_room(request.n)
         text = self._requests.offer(request)
         answers = [self._generation(client, request, sampling, choice, text) for choice in range(request.n)]
+        task = None
+        if text is not None:
+            try:
+                name = f"tokenise {answers[0].id:016x}"
+                task = self._actor.spawn(self._tokenise(answers, text, request.max_tokens), name)
+            except ZrtError:
+                text.leave()
+                raise
         for generation in answers:
             self._live[generation.id] = generation
+            if task is not None:
+                self._tokenising[generation.id] = task
         if self._tending is None:
             self._tending = self._actor.every(TEND_S, self._tend)
         if text is None:
             self._accept(answers, request.token_ids or [], request.max_tokens)
-            return
-        name = f"tokenise {answers[0].id:016x}"
-        task = self._actor.spawn(self._tokenise(answers, text, request.max_tokens), name)
-        for generation in answers:
-            self._tokenising[generation.id] = task
 
     async def _tokenise(self, answers: list[Generation], text: WaitingText, max_tokens: int | None) -> None:
         """Accept a request's sessions when its text is token ids. Cancelled if all of them end
@@ -121,6 +126,9 @@ class Generations:
             self._accept(left, prompt, max_tokens)
         except ZrtError as error:
             self._refuse(answers, error)
+        except Exception as error:
+            log.exception("a prompt is not accepted")
+            self._refuse(answers, ZrtError("internal", f"the prompt is not accepted: {error!r}"))
 
     def _accept(self, answers: list[Generation], prompt: Sequence[int], max_tokens: int | None) -> None:
         """Queue all sessions of a request, or none, now that its prompt is known. ZrtError as
@@ -326,6 +334,8 @@ class Generations:
         task = self._tokenising.pop(generation.id, None)
         if task is not None and task not in self._tokenising.values():
             task.cancel()
+            if generation.text is not None:  # the task may not have begun
+                generation.text.leave()
         ended = generation.session
         log.info(
             "ended (%s): %d tokens",
