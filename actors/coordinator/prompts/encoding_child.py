@@ -40,6 +40,7 @@ class EncodingChild:
         self._name = name
         self._command = python_command("zrt.actors.coordinator.prompts.encoding_main", str(folder), str(context))
         self._process: Process | None = None
+        self._latest: Process | None = None
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._idle: asyncio.TimerHandle | None = None
@@ -72,10 +73,9 @@ class EncodingChild:
 
     async def end(self) -> None:
         """Kill the process, if there is one, and wait until it is gone."""
-        process = self._process
         self._kill()
-        if process is not None:
-            await process.gone(END_S)
+        if self._latest is not None:
+            await self._latest.gone(END_S)
 
     # ---- as the owner of a process ---------------------------------------------------------------
 
@@ -111,23 +111,22 @@ class EncodingChild:
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        try:
-            ours.setblocking(False)
+        with theirs:
             self._reader, self._writer = await asyncio.open_connection(sock=ours)
-            self._process = Process(self._name, self._command, {}, self, sink=None, stdin=theirs.fileno())
-        finally:
-            theirs.close()
-        log.info("%s started, process %d", self._name, self._process.pid)
+            try:
+                process = Process(self._name, self._command, {}, self, sink=None, stdin=theirs.fileno())
+            except ZrtError:
+                self._writer.close()
+                raise
+        self._process = self._latest = process
+        log.info("%s started, process %d", self._name, process.pid)
 
     async def _fate(self) -> str:
-        """Return how the process ended; it is killed if it has not."""
-        process = self._process
-        if process is None:
-            return ""
-        if not await process.gone(END_S):
-            self._kill()
-            return ""
-        return ended_by(process.exit)
+        """Return how the last process ended, "" if it did not: then it is killed."""
+        if self._latest is not None and await self._latest.gone(END_S):
+            return ended_by(self._latest.exit)
+        self._kill()
+        return ""
 
     def _kill(self) -> None:
         if self._process is not None:
