@@ -7,12 +7,14 @@ if the text ended there, and what follows as if it began. Where a tokenizer is o
 a text has no such place, the text stays whole.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 import tokenizers
+from tokenizers import models
+
+from zrt.runtime.text.least_tokens import steps
 
 PIECE: Final = 1 << 16
 """Characters after which a piece ends at the next place where it may."""
@@ -44,13 +46,13 @@ class Cuts:
 
 
 def _cuttable(backend: tokenizers.Tokenizer) -> bool:
-    settings = json.loads(backend.to_str())
-    model = settings["model"]
-    if model["type"] != "BPE" or model.get("dropout") or settings["normalizer"] not in (None, {"type": "NFC"}):
+    model = backend.model
+    if not isinstance(model, models.BPE) or model.dropout:
         return False
-    steps = settings["pre_tokenizer"] or {}
-    steps = steps["pretokenizers"] if steps.get("type") == "Sequence" else [steps]
-    if not steps or not all(_splits(step) for step in steps) or steps[-1].get("type") != "ByteLevel":
+    if any(step["type"] != "NFC" for step in steps(backend.normalizer)):
+        return False
+    splits = steps(backend.pre_tokenizer)
+    if not splits or not all(_splits(step) for step in splits) or splits[-1]["type"] != "ByteLevel":
         return False
     if any(_spans_cut(token.content) for token in backend.get_added_tokens_decoder().values()):
         return False
@@ -67,9 +69,9 @@ def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
 
 def _splits(step: dict[str, Any]) -> bool:
     """Return whether a pre-tokenizer splits by a pattern, keeps everything and adds nothing."""
-    if step.get("type") == "Split":
-        return bool(step["behavior"] != "Removed" and "Regex" in step["pattern"])
-    return step.get("type") == "Digits" or (step.get("type") == "ByteLevel" and not step["add_prefix_space"])
+    if step["type"] == "Split":
+        return step["behavior"] != "Removed" and "Regex" in step["pattern"]
+    return step["type"] == "Digits" or (step["type"] == "ByteLevel" and not step["add_prefix_space"])
 
 
 def _spans_cut(token: str) -> bool:

@@ -11,6 +11,7 @@ import re
 from typing import Any, Final
 
 import tokenizers
+from tokenizers import models
 
 from zrt.runtime.text.byte_alphabet import BYTE_OF
 
@@ -32,13 +33,11 @@ class LeastTokens:
     for at most; None where there is no such number."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        settings = json.loads(backend.to_str())
-        changes = _steps(settings["normalizer"], "normalizers")
-        cuts = _steps(settings["pre_tokenizer"], "pretokenizers")
+        changes, cuts = steps(backend.normalizer), steps(backend.pre_tokenizer)
         added = backend.get_added_tokens_decoder().values()
         vocabulary = backend.get_vocab()
         bytelevel = any(step["type"] == "ByteLevel" for step in [*changes, *cuts])
-        lost = _lost_bytes(settings["model"], vocabulary, bytelevel=bytelevel)
+        lost = _lost_bytes(backend.model, vocabulary, bytelevel=bytelevel)
         shrinks = _shrinks(changes)
         keeps = all(step["type"] in KEEPS and step.get("behavior") != "Removed" for step in cuts)
         self._strips = any(token.lstrip or token.rstrip for token in added)
@@ -59,11 +58,15 @@ class LeastTokens:
         return -(-len(data.translate(None, self._lost)) // self.bytes_per_token)
 
 
-def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer or pre-tokenizer, which may be a sequence of such."""
-    if step is None:
-        return []
-    return [inner for each in step[name] for inner in _steps(each, name)] if step["type"] == "Sequence" else [step]
+def steps(part: Any) -> list[dict[str, Any]]:
+    """Return the settings of the steps of a normalizer or pre-tokenizer, which may be a sequence of
+    such, or None."""
+
+    def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
+        inner = next((step[name] for name in ("normalizers", "pretokenizers") if name in step), None)
+        return [step] if inner is None else [each for one in inner for each in flat(one)]
+
+    return [] if part is None else flat(json.loads(part.__getstate__()))
 
 
 def _shrinks(changes: list[dict[str, Any]]) -> int | None:
@@ -81,13 +84,13 @@ def _shrinks(changes: list[dict[str, Any]]) -> int | None:
     return shrinks
 
 
-def _lost_bytes(model: dict[str, Any], vocabulary: dict[str, int], *, bytelevel: bool) -> bytes | None:
+def _lost_bytes(model: Any, vocabulary: dict[str, int], *, bytelevel: bool) -> bytes | None:
     """Return the bytes of texts that a model drops since its vocabulary lacks them; None if it may
     join unknown characters to one token, or drop others."""
     if bytelevel:
-        if model["type"] != "BPE" or model.get("unk_token") is not None:
+        if not isinstance(model, models.BPE) or model.unk_token is not None:
             return None
         return bytes(byte for char, byte in BYTE_OF.items() if char not in vocabulary and byte not in NEVER)
-    if not model.get("byte_fallback"):
+    if not getattr(model, "byte_fallback", False):
         return None
     return b"" if all(f"<0x{byte:02X}>" in vocabulary for byte in range(256) if byte not in NEVER) else None
