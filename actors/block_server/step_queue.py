@@ -3,7 +3,9 @@ knows neither sockets nor tensors.
 
 A turn serves one slot: all its decodes (one token each), then prompt chunks until their token
 budget is used up, at most one step a session. A longer step is cut: its head runs now, its tail
-keeps its place. Steps of one session never overtake each other.
+keeps its place. Steps of one session never overtake each other. What is short, or is left of a long
+prompt, goes before longer ones, with half of the budget at most while there are such: neither waits
+for all of the other kind.
 
 Where stages share their cores, a slot's sessions go round together: the first stage waits for those
 of them that are on their way. In two groups they would compute at the same time on the same cores,
@@ -11,7 +13,7 @@ each reading all weights anew.
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +47,8 @@ class Waiting:
         return head, tail
 
 
+SHORT: Final = 128
+"""Tokens of a step that counts as short: what a person asks, the rest of a long prompt."""
 ROUND_S: Final = 0.05
 """Seconds that a step is taken to be on its way before any has come round."""
 OVERDUE: Final = 4.0
@@ -120,20 +124,37 @@ class StepQueue:
         return []
 
     def _take_from(self, sessions: dict[Hashable, deque[Waiting]], budget: int) -> list[Waiting]:
-        fronts = [queue[0] for queue in sessions.values()]
-        fronts.sort(key=lambda step: step.n > 1)  # stable: decodes first, each kind in order of arrival
-        turn: list[Waiting] = []
-        for step in fronts:
-            if step.n > 1 and budget == 0:
-                break
-            queue = sessions.pop(step.key)
-            queue.popleft()
-            if step.n > 1:
-                if step.n > budget:
-                    step, tail = step.cut(budget)
-                    queue.appendleft(tail)
-                budget -= step.n
-            if queue:
-                sessions[step.key] = queue  # behind the others: nobody waits for ever
-            turn.append(step)
-        return turn
+        fronts = [queue[0] for queue in sessions.values()]  # in order of arrival
+        short = [step for step in fronts if 1 < step.n <= SHORT]
+        long = [step for step in fronts if step.n > SHORT]
+        shares = _shares(short, budget - budget // 2 if long else budget)
+        begun = len(shares)
+        shares += _shares(long, budget - sum(n for _, n in shares))
+        shares += _shares(short[begun:], budget - sum(n for _, n in shares))
+        whole = [(step, 1) for step in fronts if step.n == 1]
+        return [self._part(sessions, step, n) for step, n in (*whole, *shares)]
+
+    def _part(self, sessions: dict[Hashable, deque[Waiting]], step: Waiting, n: int) -> Waiting:
+        """Remove and return the first `n` tokens of a session's first step; its others stand behind
+        those of other sessions, so that nobody waits for ever."""
+        queue = sessions.pop(step.key)
+        queue.popleft()
+        if n < step.n:
+            step, tail = step.cut(n)
+            queue.appendleft(tail)
+        if queue:
+            sessions[step.key] = queue
+        return step
+
+
+def _shares(steps: Sequence[Waiting], budget: int) -> list[tuple[Waiting, int]]:
+    """Return the steps that begin within a budget of tokens, in order, each with how many tokens of
+    it run."""
+    shares = []
+    for step in steps:
+        if budget <= 0:
+            break
+        n = min(step.n, budget)
+        shares.append((step, n))
+        budget -= n
+    return shares

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zrt.actors.block_server.step_queue import OVERDUE, ROUND_S, StepQueue, Waiting
+from zrt.actors.block_server.step_queue import OVERDUE, ROUND_S, SHORT, StepQueue, Waiting
 
 OWNER: Any = object()
 """The queue asks nothing of it."""
@@ -44,6 +44,29 @@ def test_a_long_prompt_does_not_starve_another() -> None:
     assert taken(queue, 10) == [(1, 0, 10)]
     assert taken(queue, 10) == [(2, 0, 10)]
     assert taken(queue, 10) == [(1, 10, 10)]
+
+
+def test_a_short_prompt_waits_for_no_long_one_and_takes_half_of_a_turn_from_them() -> None:
+    queue = StepQueue()
+    for key in range(40):
+        queue.add(step(key, 0, 10 * SHORT))
+    for key in range(40, 44):
+        queue.add(step(key, 0, 36))
+    assert taken(queue, 100) == [(40, 0, 36), (41, 0, 14), (0, 0, 50)]
+    assert taken(queue, 100) == [(42, 0, 36), (43, 0, 14), (1, 0, 50)]
+    assert taken(queue, 100) == [(41, 14, 22), (43, 14, 22), (2, 0, 56)]
+    assert taken(queue, 1) == [(3, 0, 1)]
+
+
+def test_short_prompts_alone_have_the_whole_turn() -> None:
+    queue = StepQueue()
+    for key in range(3):
+        queue.add(step(key, 0, 40))
+    queue.add(step(3, 0, SHORT + 1))
+    assert taken(queue, 300) == [(0, 0, 40), (1, 0, 40), (2, 0, 40), (3, 0, SHORT + 1)]
+    for key in range(3):
+        queue.add(step(key, 0, 40))
+    assert taken(queue, 100) == [(0, 0, 40), (1, 0, 40), (2, 0, 20)]
 
 
 def test_slots_take_turns() -> None:
