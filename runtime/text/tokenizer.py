@@ -12,6 +12,7 @@ import tokenizers
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.text.chat_template import ChatTemplate
+from zrt.runtime.text.token_decoders import TokenDecoder, decoder_steps
 from zrt.runtime.text.tokenizer_files import TokenizerSettings
 
 CLEAN_UP: Final = (
@@ -38,6 +39,9 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         settings.add_to(backend)
+        self.decoder_steps = decoder_steps(backend)
+        """Description of the decoder, for TokenDecoder."""
+        TokenDecoder(self.decoder_steps)  # a step that is not known is told now, not in an answer
         self.special_ids = frozenset(n for n, token in backend.get_added_tokens_decoder().items() if token.special)
         self.bos_id = self._id(settings.named.get("bos_token"))
         self.eos_id = self._id(settings.named.get("eos_token"))
