@@ -118,7 +118,7 @@ class Generations:
             self._requests.ends(request),
             replace(sampling, seed=sampling.seed + choice),
             Detokenizer(tokenizer, prompt, self._requests.eos) if tokenizer else None,
-            StopMatcher(request.stop),
+            StopMatcher(request.stop, tokenizer, self._requests.eos),
         )
         delivery = Delivery(self._actor, client, request.id, created, choice=choice)
         keys = PageKeys(self._model, self._page_tokens)

@@ -14,6 +14,7 @@ from zrt.runtime.messages.client import Generate
 from zrt.runtime.messages.sampling import SAMPLING_OPTIONS, SEED_MAX, Sampling, stage_sampling
 from zrt.runtime.models.architecture.generation_config import GenerationDefaults, eos_ids, generation_defaults
 from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.text.stop_strings import stop_tokens
 from zrt.runtime.text.tokenizer import Tokenizer
 
 
@@ -76,8 +77,11 @@ class Requests:
         return self.context if most is None else min(self.context, prompt + most)
 
     def ends(self, request: Generate) -> frozenset[int]:
-        """Return the token ids that end this request's generation."""
-        return frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self.eos)
+        """Return the token ids that end this request's generation, special tokens that are a stop
+        string among them."""
+        stops = frozenset() if self.tokenizer is None else stop_tokens(request.stop, self.tokenizer, self.eos)
+        named = frozenset(token for token in stops if token < self._vocab_size)
+        return frozenset(request.stop_token_ids) | named | (frozenset() if request.ignore_eos else self.eos)
 
     def sampling(self, request: Generate) -> Sampling:
         """Return what the request says, and the model's generation_config where it says nothing.
