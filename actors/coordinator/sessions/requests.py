@@ -29,8 +29,7 @@ class Requests:
         self.eos = frozenset(token for token in eos_ids(folder, self.tokenizer) if 0 <= token < spec.vocab_size)
         self.context = context
         self.defaults: GenerationDefaults = generation_defaults(folder)
-        asked = ", ".join(self.defaults.unheeded)
-        self.notes = [f"the model's generation_config asks for {asked}, which zrt does not do"] if asked else []
+        self.notes = self.defaults.notes()
         self._vocab_size = spec.vocab_size
         self._executor = ComputeExecutor("tokenise")
 
@@ -44,18 +43,37 @@ class Requests:
             raise ZrtError("bad_request", "give exactly one of prompt, messages, token_ids")
         if request.raw and request.prompt is None:
             raise ZrtError("bad_request", "raw goes with prompt alone")
+        if request.token_ids is not None and request.special_as_text:
+            raise ZrtError("bad_request", "special_as_text goes with a text, not with token_ids")
+        if (request.token_ids is not None or request.raw) and request.template_options:
+            raise ZrtError("bad_request", "template_options go with a chat, not with raw or token_ids")
         if request.stop and self.tokenizer is None:
             raise ZrtError("bad_request", "this model has no tokenizer, so stop strings cannot be matched")
         ids = request.token_ids if request.token_ids is not None else await self._encode_text(request)
         if not ids:
             raise ZrtError("bad_request", "the prompt is empty")
-        self._check_ids("token_ids", ids)
-        if len(ids) >= self.context:
-            raise ZrtError(
-                "context_exceeded",
-                f"the prompt has {counted(len(ids), 'token')}, the context holds {self.context}: shorten it or raise [model] context",
-            )
+        if request.token_ids is not None:
+            self._check_ids("token_ids", ids)
+        elif max(ids) >= self._vocab_size and self.tokenizer is not None:
+            name = self.tokenizer.backend.id_to_token(max(ids))
+            text = f"the text has the token {name!r}, id {max(ids)}, outside the model's vocabulary of {self._vocab_size}: leave it out"
+            raise ZrtError("bad_request", text)
+        self._check_length(request, len(ids))
         return list(ids)
+
+    def _check_length(self, request: Generate, prompt: int) -> None:
+        """Check that the context has room for an answer. ZrtError context_exceeded."""
+        limit = self.max_length(prompt, request.max_tokens)
+        has = f"the prompt has {counted(prompt, 'token')}"
+        if prompt >= self.context:
+            text = f"{has}, the context holds {self.context}: shorten it or raise [model] context"
+        elif prompt >= limit:
+            text = f"{has}, and the model's generation_config ends answers at {limit} with it (max_length): give max_tokens"
+        elif self.context - prompt < min(request.room, self.context // 4):
+            text = f"{has}, the context holds {self.context}, and {request.room} are wanted for the answer: shorten it"
+        else:
+            return
+        raise ZrtError("context_exceeded", text)
 
     async def _encode_text(self, request: Generate) -> list[int]:
         tokenizer = self.tokenizer
@@ -63,18 +81,21 @@ class Requests:
             raise ZrtError("bad_request", "this model has no tokenizer: give token_ids (--token-ids 1,2,3)")
         if request.messages is not None:
             messages = [{"role": message.role, "content": message.content} for message in request.messages]
-            return await self._executor.run(tokenizer.encode_chat, messages)
-        text = request.prompt or ""
-        if not text:
+        elif not request.prompt:
             raise ZrtError("bad_request", "the prompt is empty")
-        if request.raw:
-            return await self._executor.run(tokenizer.encode_raw, text)
-        return await self._executor.run(tokenizer.encode_chat, [{"role": "user", "content": text}])
+        elif request.raw:
+            return await self._executor.run(
+                tokenizer.encode_raw, request.prompt, special_as_text=request.special_as_text
+            )
+        else:
+            messages = [{"role": "user", "content": request.prompt}]
+        return await self._executor.run(
+            tokenizer.encode_chat, messages, request.template_options, special_as_text=request.special_as_text
+        )
 
     def max_length(self, prompt: int, max_tokens: int | None) -> int:
         """Return where the history ends at the latest, in tokens."""
-        most = self.defaults.max_tokens if max_tokens is None else max_tokens
-        return self.context if most is None else min(self.context, prompt + most)
+        return self.defaults.length_limit(prompt, max_tokens, self.context)
 
     def ends(self, request: Generate) -> frozenset[int]:
         """Return the token ids that end this request's generation, special tokens that are a stop
