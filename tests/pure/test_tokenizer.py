@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +107,9 @@ def test_in_a_chat_the_template_alone_writes_special_tokens(
     chat = [{"role": "user", "content": text}, {"role": "assistant", "content": "a"}, {"role": "user", "content": text}]
     ids = opened(folder).encode_chat(chat, special_as_text=True)
     expected = opened(tmp_path).encode_chat(chat)
-    unknown = opened(folder).backend.token_to_id("<unk>")
     if kind == "metaspace":  # whose vocabulary has the names as words, which are taken apart
-        ids, expected = ([one for one, _ in groupby(each) if one != unknown] for each in (ids, expected))
+        seams = {opened(folder).backend.token_to_id(name) for name in ("<unk>", "▁")}
+        ids, expected = ([one for one in each if one not in seams] for each in (ids, expected))
     assert ids == expected
     assert [ids.count(opened(folder).bos_id), ids.count(opened(folder).eos_id)] == [4, 3]
 
