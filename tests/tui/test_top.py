@@ -222,9 +222,12 @@ async def test_a_chat_is_held_with_the_cluster(cluster: Local, tmp_path: Path) -
         await pilot.press("h", "i", "enter")
         await until(pilot, lambda: bool(chat._answer))
         await pilot.press("escape")  # the answer is long
-        await until(pilot, lambda: len(chat._messages) >= 2 or bool(chat._trouble))
-        assert chat._trouble == ""
-        assert [one["role"] for one in chat._messages[:2]] == ["user", "assistant"]
+        await until(pilot, lambda: bool(chat._conversation.turns) or bool(chat._said))
+        assert chat._said == ""
+        assert [one["role"] for one in chat._conversation.messages] == ["user", "assistant"]
+        await pilot.press(*"/undo", "enter")
+        await until(pilot, lambda: "taken back: hi" in screen(top))
+        assert chat._conversation.turns == []
         await pilot.press("escape")
         assert top.screen is not chat
 
