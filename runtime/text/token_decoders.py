@@ -36,14 +36,14 @@ class TokenDecoder:
     def __init__(self, described: Sequence[dict[str, Any]]) -> None:
         """Take what `decoder_steps` returned. ValueError: a step is of no known type."""
         self._described = described
-        self._steps = [_step(each) for each in described]
+        self._steps = [_made(each) for each in described]
 
     def begin(self, names: Iterable[str]) -> None:
         """Start after the last tokens of a prompt, of whose text only an unfinished character
         matters."""
         for place, step in enumerate(self._steps):
             if isinstance(step, _ByteLevelStep | _ByteFallbackStep):
-                before = [_step(each) for each in self._described[:place]]
+                before = [_made(each) for each in self._described[:place]]
                 given = _through(before, [(name, True) for name in names])
                 step.begin([text for text, ends in given if ends])
                 return
@@ -74,13 +74,13 @@ def _flat(described: dict[str, Any]) -> list[dict[str, Any]]:
     return [step for each in described["decoders"] for step in _flat(each)]
 
 
-def _through(steps: Sequence["_Step"], fragments: list[Fragment]) -> list[Fragment]:
+def _through(steps: Sequence["_DecoderStep"], fragments: list[Fragment]) -> list[Fragment]:
     for step in steps:
         fragments = [made for text, ends in fragments for made in step.push(text, ends)]
     return fragments
 
 
-class _Step:
+class _DecoderStep:
     """Base of the steps: takes tokens, in order and each in one or more fragments."""
 
     def push(self, text: str, ends: bool) -> list[Fragment]:
@@ -92,7 +92,7 @@ class _Step:
         return []
 
 
-class _WholeTokens(_Step):
+class _WholeTokens(_DecoderStep):
     """Base of the steps that see a token only when it has ended."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class _WholeTokens(_Step):
         raise NotImplementedError
 
 
-class _Spaces(_Step):
+class _Spaces(_DecoderStep):
     """No decoder: a space between two tokens."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class _Spaces(_Step):
         return [(between + text, ends)]
 
 
-class _FuseStep(_Step):
+class _FuseStep(_DecoderStep):
     """All tokens as one."""
 
     def push(self, text: str, ends: bool) -> list[Fragment]:
@@ -167,7 +167,7 @@ def _byte_of() -> dict[str, int]:
 _BYTE_OF: Final = _byte_of()
 
 
-class _ByteFallbackStep(_Step):
+class _ByteFallbackStep(_DecoderStep):
     """Runs of byte tokens such as `<0xE4>` as the characters that they spell. A run is judged as a
     whole, as the library does: one wrong byte turns each of its bytes into U+FFFD; so its text
     comes when another token, or the end, closes it."""
@@ -214,7 +214,7 @@ def _byte(token: str) -> int:
     return int(token[3:5], 16)
 
 
-class _StripStep(_Step):
+class _StripStep(_DecoderStep):
     """Tokens without up to `start` times `content` at their beginning, `stop` times at their
     end."""
 
@@ -240,7 +240,7 @@ class _StripStep(_Step):
         return [(kept, ends)]
 
 
-class _ReplaceStep(_Step):
+class _ReplaceStep(_DecoderStep):
     """Tokens in which one text takes another's place."""
 
     def __init__(self, old: str, new: str) -> None:
@@ -258,7 +258,7 @@ class _ReplaceStep(_Step):
         return [(self._new.join([*settled, last[:cut]]), ends)]
 
 
-class _MetaspaceStep(_Step):
+class _MetaspaceStep(_DecoderStep):
     """Tokens with a space for each mark; the first one loses its marks, unless no space is ever
     prepended to a text."""
 
@@ -337,7 +337,7 @@ class _SuffixStep(_WholeTokens):
         return [] if held is None else [(held.replace(self._suffix, end), True)]
 
 
-def _step(described: dict[str, Any]) -> _Step:
+def _made(described: dict[str, Any]) -> _DecoderStep:
     match described:
         case {"type": "Spaces"}:
             return _Spaces()

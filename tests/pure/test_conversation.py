@@ -12,6 +12,8 @@ from zrt.runtime.cli.commands import load
 from zrt.runtime.client.conversation import COMMANDS, FULL, ROOM, Conversation
 from zrt.runtime.errors import KINDS, Kind, ZrtError
 
+PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text().replace("`", "")
+
 
 def held(turns: int, system: str | None = None, **settings: Any) -> Conversation:
     conversation = Conversation(system, **settings)
@@ -106,6 +108,7 @@ def test_every_command_is_listed_in_help_and_in_that_of_the_command_line() -> No
         assert f"{name} " in said(held(0), "/help")
         assert about in said(held(0), "/help")
         assert name in load("chat").DESCRIPTION
+        assert f"| {name} | {about} |" in PAGE
 
 
 @pytest.mark.parametrize("line", ["/exit", "/quit"])

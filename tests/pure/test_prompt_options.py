@@ -64,7 +64,7 @@ def test_what_is_no_option_is_refused(word: str, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_what_goes_with_no_chat_is_refused(words: str) -> None:
-    with pytest.raises(ZrtError, match="--template-option|--special-as-text") as caught:
+    with pytest.raises(ZrtError, match=r"--template-option|--special-as-text") as caught:
         read_question(command_line().parse_args(["generate", *words.split()]))
     assert caught.value.kind == "bad_config"
 

@@ -232,6 +232,21 @@ async def test_a_chat_is_held_with_the_cluster(cluster: Local, tmp_path: Path) -
         assert top.screen is not chat
 
 
+async def test_a_chat_whose_context_is_full_goes_on(cluster: Local, tmp_path: Path) -> None:
+    async with opened(cluster, tmp_path) as (top, pilot):
+        await pilot.press("t")
+        chat = top.screen
+        assert isinstance(chat, Chat)
+        for _ in range(3):
+            chat._conversation.ask("x" * 3000)
+            chat._conversation.answered("y")
+        await pilot.press("h", "i", "enter")
+        await until(pilot, lambda: bool(chat._answer))
+        await pilot.press("escape")
+        await until(pilot, lambda: "the oldest 1 turn left out" in screen(top))
+        assert len(chat._conversation.turns) == 3
+
+
 async def test_a_lost_coordinator_is_told_and_another_found(cluster: Local, folder: Path, tmp_path: Path) -> None:
     """The coordinator of its own is replaced again and again."""
     conf = parse(cluster_file(folder, STAGES), "test")
