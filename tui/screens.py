@@ -11,6 +11,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Static
 
+from zrt.runtime.client.conversation import Conversation
 from zrt.runtime.client.stream import Stream
 from zrt.runtime.errors import ZrtError
 from zrt.tui.feed import Feed
@@ -97,8 +98,8 @@ class Page(ModalScreen[None]):
 
 
 class Chat(ModalScreen[None]):
-    """Chat with the model, turn by turn. Escape ends the answer that is being given, else the
-    chat."""
+    """Chat with the model, turn by turn, with the commands of `zrt chat`. Escape ends the answer
+    that is being given, else the chat."""
 
     CSS = """
     Chat > VerticalScroll { height: 1fr; background: $surface; }
@@ -108,16 +109,16 @@ class Chat(ModalScreen[None]):
     def __init__(self, feed: Feed) -> None:
         super().__init__()
         self._feed = feed
-        self._messages: list[dict[str, str]] = []
+        self._conversation = Conversation()
         self._stream: Stream | None = None
         self._answer = ""
-        self._trouble = ""
+        self._said = ""
         self._drawn = ""
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="scroll"):
             yield Static("", id="talk", markup=False)
-        yield Input(placeholder="say something", id="say")
+        yield Input(placeholder="say something; /help lists commands", id="say")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -125,34 +126,45 @@ class Chat(ModalScreen[None]):
         self.set_interval(DRAW_S, self._draw)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        if self._stream is None and event.value.strip():
-            self._messages.append({"role": "user", "content": event.value.strip()})
-            event.input.value = ""
+        line = event.value.strip()
+        if self._conversation.question is not None or not line:
+            return
+        event.input.value = ""
+        done = self._conversation.command(line)
+        if done is None:
+            self._conversation.ask(self._conversation.spoken(line))
             self.run_worker(self._ask(), exit_on_error=False)
+        elif done.leave:
+            self.dismiss()
+        else:
+            self._said = done.said
 
     async def _ask(self) -> None:
-        self._answer, self._trouble = "", ""
-        try:
-            self._stream = self._feed.client.generate(messages=self._messages)
-            async with aclosing(self._stream) as stream:
-                async for piece in stream:
-                    self._answer += piece.text
-        except ZrtError as error:
-            self._trouble = str(error)
-        finally:
-            self._stream = None
-        if self._answer:
-            self._messages.append({"role": "assistant", "content": self._answer})
-        else:
-            self._messages.pop()
+        conversation = self._conversation
+        self._said = ""
+        while conversation.question is not None:
+            self._answer = ""
+            try:
+                self._stream = self._feed.client.generate(messages=conversation.messages, room=conversation.room)
+                async with aclosing(self._stream) as stream:
+                    async for piece in stream:
+                        self._answer += piece.text
+            except ZrtError as error:
+                if self._answer or not conversation.make_room(error):
+                    self._said = conversation.failed(error)
+            else:
+                self._said = conversation.answered(self._answer)
+            finally:
+                self._stream = None
         self._answer = ""
         self._draw()
 
     def _draw(self) -> None:
-        said = [f"{'> ' if one['role'] == 'user' else ''}{one['content']}" for one in self._messages]
-        if self._stream is not None or self._answer:
-            said.append(self._answer + ("▌" if self._stream is not None else ""))
-        talk = clean("\n\n".join([*said, *([self._trouble] if self._trouble else [])])[-MOST_TEXT:])
+        conversation = self._conversation
+        said = [text for question, answer in conversation.turns for text in (f"> {question}", answer)]
+        if conversation.question is not None:
+            said += [f"> {conversation.question}", self._answer + ("▌" if self._stream is not None else "")]
+        talk = clean("\n\n".join([*said, *([self._said] if self._said else [])])[-MOST_TEXT:])
         if talk != self._drawn:
             self._drawn = talk
             self.query_one("#talk", Static).update(talk)

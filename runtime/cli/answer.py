@@ -60,7 +60,9 @@ async def answer(client: Client, question: Question) -> int:
     gets one object instead, also when the answer breaks off: then with `error`; several answers are
     its `choices`.
     """
-    stream = client.generate(question.prompt, token_ids=question.token_ids, raw=question.raw, **question.sampling)
+    stream = client.generate(
+        question.prompt, token_ids=question.token_ids, raw=question.raw, **question.chat, **question.sampling
+    )
     got = [Answer() for _ in range(question.sampling.get("n", 1))]
     try:
         async with aclosing(stream):

@@ -6,6 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
+from zrt.runtime.messages.prompt import TemplateValue
+
 _LARGEST: Final = 2**63 - 1
 
 
@@ -76,6 +80,20 @@ def pair(text: str, *, key: Callable[[str], int], value: Callable[[str], float])
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID:BIAS, such as 15:-2.5") from None
     return found[0], value(number)
+
+
+def template_option(given: str) -> tuple[str, bool | int | float | str]:
+    """Read a name and a value, such as "enable_thinking=false": true, false, a number, else a
+    text, which may be in double quotes."""
+    option, equals, value = text(given).partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", option):
+        raise argparse.ArgumentTypeError(f"{given!r} is not NAME=VALUE, such as enable_thinking=false")
+    if value.lower() in ("true", "false"):
+        return option, value.lower() == "true"
+    try:
+        return option, msgspec.json.decode(value, type=TemplateValue)
+    except msgspec.DecodeError:
+        return option, text(value, most=4096)
 
 
 def text(given: str, *, least: int = 0, most: int | None = None) -> str:

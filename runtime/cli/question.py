@@ -12,22 +12,52 @@ from zrt.runtime.errors import ZrtError
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, and how it is to be answered; `sampling` holds the given options, as keywords of
-    Client.generate."""
+    """A prompt, and how it is to be answered; `chat` holds what goes with the prompt in the model's
+    chat template, `sampling` the given options, both as keywords of Client.generate."""
 
     prompt: str | None = None
     token_ids: list[int] | None = None
     raw: bool = False
     json: bool = False
+    chat: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
 
 
 def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a question except its prompt, which every command adds itself."""
     add_sampling_arguments(parser)
+    add_chat_arguments(parser)
     parser.add_argument("--raw", action="store_true", help="send the prompt as it is, without the chat template")
     parser.add_argument("--token-ids", type=argument_types.ids, metavar="1,2,3", help="token ids in place of a prompt")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout in place of the stream")
+
+
+def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of what goes into the model's chat template besides prompts."""
+    parser.add_argument("--system", type=argument_types.text, metavar="TEXT", help="a system prompt")
+    parser.add_argument(
+        "--template-option",
+        type=argument_types.template_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable of the model's chat template, such as enable_thinking=false (repeatable)",
+    )
+    parser.add_argument(
+        "--special-as-text",
+        action="store_true",
+        help="take names of special tokens in a prompt, such as <|im_end|>, as text (default: as these tokens)",
+    )
+
+
+def given_chat(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what was given of these, as keywords of Client.generate. ZrtError bad_config: an
+    option was given twice."""
+    options = dict(arguments.template_option)
+    if len(options) < len(arguments.template_option):
+        raise ZrtError("bad_config", "--template-option names an option twice")
+    given = {"system": arguments.system, "template_options": options, "special_as_text": arguments.special_as_text}
+    return {name: value for name, value in given.items() if value}
 
 
 def read_question(arguments: argparse.Namespace) -> Question:
@@ -38,6 +68,11 @@ def read_question(arguments: argparse.Namespace) -> Question:
         raise ZrtError("bad_config", "give either a prompt or --token-ids")
     if arguments.logprobs is not None and not arguments.json:
         raise ZrtError("bad_config", "--logprobs needs --json")
+    chat = given_chat(arguments)
+    if (arguments.raw or arguments.token_ids is not None) and chat.keys() & {"system", "template_options"}:
+        raise ZrtError("bad_config", "--system and --template-option go with a chat, not with --raw or --token-ids")
+    if arguments.token_ids is not None and arguments.special_as_text:
+        raise ZrtError("bad_config", "--special-as-text goes with a prompt, not with --token-ids")
     if prompt == "-":
         prompt = _standard_input()
     return Question(
@@ -45,6 +80,7 @@ def read_question(arguments: argparse.Namespace) -> Question:
         token_ids=arguments.token_ids,
         raw=arguments.raw,
         json=arguments.json,
+        chat=chat,
         sampling=given_sampling(arguments),
     )
 

@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Unpack
 
+import msgspec
+
 from zrt.runtime.client.connection import Connection, Events
 from zrt.runtime.client.stream import Stream
 from zrt.runtime.errors import ZrtError
@@ -36,7 +38,7 @@ from zrt.runtime.messages.client import (
     Undrain,
     Unsubscribe,
 )
-from zrt.runtime.messages.prompt import ChatMessage
+from zrt.runtime.messages.prompt import ChatMessage, TemplateOptions, TemplateValue
 from zrt.runtime.messages.sampling import SamplingKeywords, sampling_fields
 from zrt.runtime.process import runfiles
 from zrt.runtime.wire.cluster_changes import Snapshots
@@ -63,6 +65,14 @@ def find_endpoint(endpoint: str | None) -> str:
     return found
 
 
+def _template_options(given: Mapping[str, TemplateValue]) -> dict[str, TemplateValue]:
+    """Return options that can be sent. ZrtError bad_request, in the coordinator's words."""
+    try:
+        return msgspec.convert(dict(given), TemplateOptions)
+    except msgspec.ValidationError as error:
+        raise ZrtError("bad_request", f"generate.template_options: {error}") from None
+
+
 class Client(Connection):
     """A connection to a cluster's coordinator; use it as an async context manager. ZrtError
     coordinator_lost when no coordinator answers.
@@ -84,14 +94,25 @@ class Client(Connection):
         messages: Sequence[Mapping[str, str]] | None = None,
         token_ids: Sequence[int] | None = None,
         raw: bool = False,
+        system: str | None = None,
+        template_options: Mapping[str, TemplateValue] | None = None,
+        special_as_text: bool = False,
+        room: int = 0,
         **options: Unpack[SamplingKeywords],
     ) -> Stream:
         """Start a generation; iterate over the result for its pieces. messages/prompt.py
         (PromptRequest) describes the prompt, messages/sampling.py (SamplingRequest) the options.
+        `system` is a system prompt, the first message before `prompt` or `messages`.
 
         With `n` > 1 the answers' pieces come mixed; `choice` tells them apart. ZrtError
-        bad_request: a value is out of range. TypeError: there is no such option.
+        bad_request: a value is out of range, or `system` goes with no chat. TypeError: there is no
+        such option.
         """
+        if system:
+            if raw or token_ids is not None or (prompt is None) == (messages is None):
+                raise ZrtError("bad_request", "system goes with prompt or messages, not with raw or token_ids")
+            asked = [{"role": "user", "content": prompt}] if prompt is not None else messages or ()
+            prompt, messages = None, [{"role": "system", "content": system}, *asked]
         chat = None
         if messages is not None:
             chat = [ChatMessage(role=message["role"], content=message["content"]) for message in messages]
@@ -101,6 +122,9 @@ class Client(Connection):
             messages=chat,
             token_ids=None if token_ids is None else list(token_ids),
             raw=raw,
+            template_options=_template_options(template_options or {}),
+            special_as_text=special_as_text,
+            room=room,
             **sampling_fields(options),
         )
         return Stream(self, request)

@@ -9,8 +9,10 @@ In reading order:
 - encoding_limit.py: the context that a prompt must fit, checked on the way
 - tokenizer_files.py: the files beside tokenizer.json
 - chat_template.py: chats as the model was trained on them
+- literal_specials.py: names of special tokens that a user writes, as text
+- token_decoders.py: tokens to text, step by step as a tokenizer's decoder does
 - detokenizer.py: text in pieces that are never taken back
-- byte_alphabet.py: the characters that stand for bytes in vocabularies
+- tokenizer_parts.py: what a tokenizer is made of, and the characters that stand for bytes
 - stop_strings.py: stop strings over a stream of text
 
 May import: runtime/messages/ and the files of runtime/ itself.

@@ -10,13 +10,20 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+GIVEN: Final = (
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+    *("raise_exception", "strftime_now"),
+)
+"""The variables and functions that zrt gives every template, besides special tokens, or that
+transformers would."""
 
 
 class ChatTemplate:
@@ -28,17 +35,19 @@ class ChatTemplate:
         bos_token."""
         self._source = source
         self._special_tokens = dict(special_tokens)
+        self.reserved = frozenset((*GIVEN, *special_tokens))
+        """Names that are no option's: what every template is given."""
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the text of a chat of {role, content}, up to where the assistant goes on. Raises
-        what the template raises."""
-        return self._compiled.render(
-            messages=[dict(message) for message in messages],
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            **self._special_tokens,
-        )
+    def render(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, object] | None = None) -> str:
+        """Return the text of a chat of {role, content}, up to where the assistant goes on;
+        `options` are further variables. Raises what the template raises."""
+        given = {
+            "messages": [dict(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        return self._compiled.render({**(options or {}), **given, **self._special_tokens})
 
     @cached_property
     def _compiled(self) -> jinja2.Template:

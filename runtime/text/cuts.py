@@ -14,7 +14,7 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import models
 
-from zrt.runtime.text.least_tokens import steps
+from zrt.runtime.text.tokenizer_parts import steps
 
 PIECE: Final = 1 << 16
 """Characters after which a piece ends at the next place where it may."""

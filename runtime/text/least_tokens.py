@@ -6,14 +6,13 @@ over that many. This holds where a tokenizer keeps every byte and joins no unkno
 other, nothing can be said.
 """
 
-import json
 import re
 from typing import Any, Final
 
 import tokenizers
 from tokenizers import models
 
-from zrt.runtime.text.byte_alphabet import BYTE_OF
+from zrt.runtime.text.tokenizer_parts import BYTE_OF, steps
 
 SHRINKS: Final = {"NFC": 3, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 3, "Prepend": 1, "ByteLevel": 1}
 """The most bytes of a text (UTF-8) that each normalizer makes one byte of: Hangul and full-width
@@ -56,17 +55,6 @@ class LeastTokens:
             text = SPACES.sub("", text)
         data = text.encode(errors="replace")
         return -(-len(data.translate(None, self._lost)) // self.bytes_per_token)
-
-
-def steps(part: Any) -> list[dict[str, Any]]:
-    """Return the settings of the steps of a normalizer or pre-tokenizer, which may be a sequence of
-    such, or None."""
-
-    def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
-        inner = next((step[name] for name in ("normalizers", "pretokenizers") if name in step), None)
-        return [step] if inner is None else [each for one in inner for each in flat(one)]
-
-    return [] if part is None else flat(json.loads(part.__getstate__()))
 
 
 def _shrinks(changes: list[dict[str, Any]]) -> int | None:

@@ -9,8 +9,11 @@ def encode_prompt(tokenizer: Tokenizer, request: PromptRequest, limit: EncodingL
     """Return the ids of a request's text, `prompt` or `messages`. ZrtError bad_request,
     context_exceeded."""
     if request.raw:
-        return tokenizer.encode_raw(request.prompt or "", limit)
+        return tokenizer.encode_raw(request.prompt or "", special_as_text=request.special_as_text, limit=limit)
     if request.messages is None:
-        return tokenizer.encode_chat([{"role": "user", "content": request.prompt or ""}], limit)
-    messages = [{"role": message.role, "content": message.content} for message in request.messages]
-    return tokenizer.encode_chat(messages, limit)
+        messages = [{"role": "user", "content": request.prompt or ""}]
+    else:
+        messages = [{"role": message.role, "content": message.content} for message in request.messages]
+    return tokenizer.encode_chat(
+        messages, request.template_options, special_as_text=request.special_as_text, limit=limit
+    )

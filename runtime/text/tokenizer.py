@@ -4,17 +4,21 @@ Built on tokenizers and jinja2 alone: transformers takes half a second to import
 versions bring torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import tokenizers
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.prompt import TemplateValue
 from zrt.runtime.text.chat_template import ChatTemplate
 from zrt.runtime.text.cuts import Cuts
 from zrt.runtime.text.encoding_limit import UNLIMITED, EncodingLimit
 from zrt.runtime.text.least_tokens import LeastTokens
+from zrt.runtime.text.literal_specials import LiteralSpecials
+from zrt.runtime.text.token_decoders import TokenDecoder, decoder_steps
 from zrt.runtime.text.tokenizer_files import TokenizerSettings
 
 CLEAN_UP: Final = (
@@ -42,7 +46,12 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         settings.add_to(backend)
-        self.special_ids = frozenset(n for n, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.decoder_steps = decoder_steps(backend)
+        """Description of the decoder, for TokenDecoder."""
+        TokenDecoder(self.decoder_steps)  # a step that is not known is told now, not in an answer
+        added = backend.get_added_tokens_decoder()
+        self._special = {token.content: n for n, token in added.items() if token.special}
+        self.special_ids = frozenset(self._special.values())
         self.bos_id = self._id(settings.named.get("bos_token"))
         self.eos_id = self._id(settings.named.get("eos_token"))
         self._wants_bos = self.bos_id is not None and backend.encode("a").ids[:1] == [self.bos_id]
@@ -69,36 +78,62 @@ class Tokenizer:
         except Exception as error:  # the files come from outside, and tokenizers raises bare Exceptions
             raise ZrtError("bad_model", f"the tokenizer of {folder} does not load: {error}") from error
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], limit: EncodingLimit = UNLIMITED) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        options: Mapping[str, TemplateValue] | None = None,
+        *,
+        special_as_text: bool = False,
+        limit: EncodingLimit = UNLIMITED,
+    ) -> list[int]:
         """Return the ids of a chat of {role, content}, ready for the assistant's turn, by the
-        model's own template.
+        model's own template, to which `options` are variables.
 
-        BOS stands first exactly once where the model wants it, whether or not its template writes
-        it. ZrtError bad_request: the last message is empty, there is no template, or the template
-        raises; context_exceeded by `limit`.
+        As in transformers, the tokenizer adds nothing: BOS is there if the template writes it. With
+        `special_as_text` a special token's name in a message is text. ZrtError bad_request: the
+        last message is empty, there is no template, the template raises, or an option has the name
+        of what every template is given; context_exceeded by `limit`.
         """
         if not messages or not messages[-1].get("content"):
             raise ZrtError("bad_request", "the prompt is empty")
         if self._template is None:
             raise ZrtError("bad_request", f"{self._name} has no chat template: use --raw to send the text as it is")
+        taken = self._template.reserved & (options or {}).keys()
+        if taken:
+            raise ZrtError("bad_request", f"template_options: {min(taken)} is not an option: zrt itself sets it")
+        marks: dict[str, str] = {}
+        if special_as_text:
+            messages, marks = self._literal.masked(messages)
         try:
-            text = self._template.render(messages)
+            text = self._template.render(messages, options or {})
         except Exception as error:  # a template is a program that came with the model: it may raise anything
             raise ZrtError("bad_request", f"the chat template of {self._name} refuses this chat: {error}") from error
-        ids = self._encode(text, limit, special=False)
-        if self.bos_id is not None and self._wants_bos and ids[:1] != [self.bos_id]:
-            return [self.bos_id, *ids]
-        return ids
+        if marks:
+            return self._encode_literal(text, limit, lambda: self._literal.encode_masked(text, marks))
+        return self._encode(text, limit, special=False)
 
-    def encode_raw(self, text: str, limit: EncodingLimit = UNLIMITED) -> list[int]:
+    def encode_raw(self, text: str, *, special_as_text: bool = False, limit: EncodingLimit = UNLIMITED) -> list[int]:
         """Return the ids of `text` as it is, with the special tokens that the tokenizer adds. BOS
-        is not doubled when the text begins with it. ZrtError bad_request: the text is empty;
-        context_exceeded by `limit`."""
+        is not doubled when the text begins with it. With `special_as_text` a special token's name
+        is text. ZrtError bad_request: the text is empty; context_exceeded by `limit`."""
         if not text:
             raise ZrtError("bad_request", "the prompt is empty")
+        if special_as_text:
+            return self._encode_literal(text, limit, lambda: self._literal.encode(text))
         ids = self._encode(text, limit, special=True)
         if self._wants_bos and ids[:2] == [self.bos_id, self.bos_id]:
             return ids[1:]
+        return ids
+
+    @cached_property
+    def _literal(self) -> LiteralSpecials:
+        return LiteralSpecials(self.backend, self._special)
+
+    def _encode_literal(self, text: str, limit: EncodingLimit, encode: Callable[[], list[int]]) -> list[int]:
+        """Return the ids of a text that is not cut, since it is looked at as a whole."""
+        limit.begin(text, self.least_tokens.of(text), self.least_tokens.bytes_per_token)
+        ids = encode()
+        limit.reached(len(ids), len(text), len(text))
         return ids
 
     def _encode(self, text: str, limit: EncodingLimit, *, special: bool) -> list[int]:

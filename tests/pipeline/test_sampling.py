@@ -345,6 +345,25 @@ async def test_a_request_that_says_nothing_gets_what_the_makers_want(make_model:
         assert stream.accepted.notes == []
 
 
+async def test_a_models_own_length_counts_prompt_and_answer(make_model: Make, tmp_path: Path) -> None:
+    shutil.copytree(make_model("llama"), tmp_path, dirs_exist_ok=True)
+    whole = len(PROMPT) + 9
+    (tmp_path / "generation_config.json").write_text(json.dumps({"max_length": whole, "eos_token_id": []}))
+    config = GenerationConfig.from_pretrained(tmp_path)
+    wanted = transformers_says(tmp_path, generation_config=config, do_sample=False)
+    assert len(wanted) == 9
+    async with local_cluster(tmp_path, [None]) as cluster:
+        assert await ids_of(cluster, ignore_eos=True) == (wanted, "length")
+        ids, _ = await ids_of(cluster, ignore_eos=True, max_tokens=12)
+        assert ids[:9] == wanted
+        assert len(ids) == 12
+        long = (PROMPT * 20)[:whole]  # transformers raises a ValueError
+        with pytest.raises(ZrtError, match=r"max_length.*give max_tokens") as caught:
+            await ids_of(cluster, token_ids=long)
+        assert caught.value.kind == "context_exceeded"
+        assert len((await ids_of(cluster, token_ids=long, max_tokens=2, ignore_eos=True))[0]) == 2
+
+
 async def test_wishes_that_zrt_does_not_do_are_named(make_model: Make, tmp_path: Path) -> None:
     shutil.copytree(make_model("llama"), tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps({"num_beams": 4, "typical_p": 0.9}))

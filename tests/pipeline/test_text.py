@@ -3,11 +3,13 @@ up to a stop string that never shows."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.clusters import Local, local_cluster
 from tokenizers import Tokenizer as Backend
 
+from zrt.runtime.client.conversation import Conversation
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.text.tokenizer import Tokenizer
 
@@ -126,3 +128,116 @@ async def test_text_that_is_no_unicode_is_refused_before_it_is_sent(speaking: Sp
     async with local_cluster(speaking("byte-level"), STAGES) as cluster:
         assert "UTF-8" in await refused(cluster, prompt="caf\udcc3", raw=True)
         assert (await cluster.generate(prompt="he", raw=True, max_tokens=4))[2] in ("length", "stop")
+
+
+@pytest.mark.parametrize(("stop", "shown"), [("</s>", "aaa"), ("a</s>", "aa"), ("</s>b", "aaa"), ("a</s>bb", "aa")])
+async def test_a_stop_string_may_be_or_name_a_special_token(speaking: Speaking, stop: str, shown: str) -> None:
+    """The answer is aaa</s>bbb, whatever the model would say."""
+    folder = speaking("byte-level")
+    a, b, end = (backend(folder).token_to_id(name) for name in ("a", "b", "</s>"))
+    async with local_cluster(folder, [None]) as cluster:
+        _scripted(cluster, [a, a, a, end, b, b, b])
+        text, ids, reason = await cluster.generate(
+            token_ids=[a], max_tokens=7, temperature=0.0, ignore_eos=True, stop=["zz", stop]
+        )
+        assert (text, reason) == (shown, "stop")
+        assert ids == [a, a, a, end, b, b][: 3 + len(stop.replace("</s>", "e").lstrip("a"))]
+        text, ids, reason = await cluster.generate(token_ids=[a], max_tokens=7, temperature=0.0, ignore_eos=True)
+        assert (text, reason) == ("aaabbb", "length")
+
+
+def _scripted(cluster: Local, answer: list[int]) -> None:
+    """Have the model say these tokens after a prompt of one, by its logits."""
+    engine: Any = cluster.servers[-1].turns.engine
+    forward = engine._decoder.forward
+
+    def scripted(batch: Any, *rest: Any) -> Any:
+        logits = forward(batch, *rest)
+        for row, step in enumerate(batch if len(logits) == len(batch) else ()):
+            logits[row, answer[step.start]] = 1e6
+        return logits
+
+    engine._decoder.forward = scripted
+
+
+async def test_what_goes_with_a_text_alone_is_refused_elsewhere(speaking: Speaking) -> None:
+    folder = speaking("byte-level", chat_template=PLAIN, additional_special_tokens=["<beyond>"])
+    async with local_cluster(folder, STAGES) as cluster:
+        assert "special_as_text" in await refused(cluster, token_ids=[4], special_as_text=True)
+        assert "template_options" in await refused(cluster, token_ids=[4], template_options={"a": 1})
+        assert "template_options" in await refused(cluster, prompt="he", raw=True, template_options={"a": 1})
+        assert "messages is not an option" in await refused(cluster, prompt="he", template_options={"messages": 1})
+        for raw in (True, False):  # what the user gave is a text, not token ids
+            said = await refused(cluster, prompt="he <beyond>", raw=raw)
+            assert "'<beyond>'" in said
+            assert "token_ids" not in said
+            assert (await cluster.generate(prompt="he <beyond>", raw=raw, special_as_text=True, max_tokens=2))[1]
+
+
+async def test_options_and_system_prompt_reach_the_template(speaking: Speaking) -> None:
+    template = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}{% if thinks %}{{ thinks }}{% endif %}"
+    folder = speaking("byte-level", chat_template=template)
+    async with local_cluster(folder, [None]) as cluster:
+
+        async def length(**request: Any) -> int:
+            stream = cluster.client.generate(**request, max_tokens=1)
+            async for _ in stream:
+                pass
+            return stream.finished.prompt_tokens
+
+        plain = await length(prompt="xyz")
+        assert await length(prompt="xyz", template_options={"thinks": False, "unused": 1}) == plain
+        assert await length(prompt="xyz", template_options={"thinks": "abc"}) == plain + 3
+        assert await length(prompt="xyz", system="abc") == plain + len("system") + 3
+
+
+async def test_a_chat_goes_on_when_its_context_is_full(speaking: Speaking) -> None:
+    """The oldest turns go, the system prompt stays, and every answer has its room."""
+    folder = speaking("byte-level", chat_template=PLAIN)
+    async with local_cluster(folder, [None], model_context=128) as cluster:
+        conversation, lost = Conversation("SYS", room=20), 0
+
+        async def said(text: str) -> str | None:
+            conversation.ask(text)
+            while True:
+                stream = cluster.client.generate(
+                    messages=conversation.messages, room=conversation.room, max_tokens=20, ignore_eos=True
+                )
+                try:
+                    answer = "".join([piece.text async for piece in stream])
+                except ZrtError as error:
+                    if not conversation.make_room(error):
+                        return conversation.failed(error)
+                    continue
+                assert stream.finished.completion_tokens == 20
+                return conversation.answered(answer)
+
+        for turn in range(12):
+            note = await said(f"{turn:02}" + "x" * 20)
+            lost += "left out" in str(note)
+            assert conversation.messages[0] == {"role": "system", "content": "SYS"}
+            assert conversation.turns[-1][0].startswith(f"{turn:02}")
+        assert 3 < lost < 12
+        kept = conversation.turns
+        assert "this message alone is too long" in str(await said("x" * 200))
+        assert conversation.turns == kept
+        assert await said("short") is not None
+        assert conversation.turns[-1][0] == "short"
+
+
+@pytest.mark.parametrize(
+    ("room", "prompt", "fits"), [(0, 127, True), (8, 120, True), (8, 121, False), (99, 96, True), (99, 97, False)]
+)
+async def test_room_for_the_answer_is_a_quarter_of_the_context_at_most(
+    speaking: Speaking, room: int, prompt: int, fits: bool
+) -> None:
+    async with local_cluster(speaking("byte-level"), [None], model_context=128) as cluster:
+        request = {"token_ids": [4] * prompt, "room": room, "ignore_eos": True}
+        if fits:
+            assert len((await cluster.generate(**request))[1]) == 128 - prompt
+            return
+        with pytest.raises(
+            ZrtError, match=f"has {prompt} tokens, the context holds 128, and {room} are wanted"
+        ) as caught:
+            await cluster.generate(**request)
+        assert caught.value.kind == "context_exceeded"

@@ -1,11 +1,17 @@
 """Stop strings end a text before they begin, and no part of one is ever shown."""
 
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.text.stop_strings import StopMatcher
+from zrt.runtime.text.detokenizer import Detokenizer
+from zrt.runtime.text.stop_strings import StopMatcher, stop_tokens
+from zrt.runtime.text.tokenizer import Tokenizer
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
@@ -81,3 +87,119 @@ def test_no_more_is_held_back_than_the_beginning_of_a_stop(stops: list[str], pie
         if matcher.matched is None:
             held = "".join(pieces[: n + 1])[len(shown) :]
             assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+# ---- tokens without text -------------------------------------------------------------------------
+
+
+def opened(folder: Path) -> Tokenizer:
+    tokenizer = Tokenizer.open(folder)
+    assert tokenizer is not None
+    return tokenizer
+
+
+def shown_of(tokenizer: Tokenizer, ids: Sequence[int], stops: list[str], hidden: frozenset[int]) -> tuple[str, int]:
+    """What is shown of these tokens, and after how many of them a stop string was there."""
+    detokeniser, matcher = Detokenizer(tokenizer, hidden=hidden), StopMatcher(stops, tokenizer, hidden)
+    shown = ""
+    for count, token in enumerate(ids, start=1):
+        shown += matcher.push(detokeniser.push(token), token)
+        if matcher.matched is not None:
+            return shown, count
+    shown += matcher.push(detokeniser.finish())
+    return shown + matcher.finish(), len(ids) + 1
+
+
+def by_the_whole(tokenizer: Tokenizer, ids: Sequence[int], stop: str, name: str) -> tuple[str, int]:
+    """The same by the library's decoding of ever more tokens, with special tokens and without."""
+    backend = tokenizer.backend
+    for count in range(1, len(ids) + 1):
+        start = backend.decode(ids[:count], skip_special_tokens=False).find(stop)
+        if start >= 0:
+            before = backend.decode(ids[:count], skip_special_tokens=False)[:start]
+            return before.replace(name, "").replace("</s>", ""), count
+    return tokenizer.decode(ids), len(ids) + 1
+
+
+KINDS = ["byte-level", "gemma", "metaspace"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("said", "stop"),
+    [
+        (["a", "b", "<s>", "a"], "b<s>a"),
+        (["a", "b", "<s>", "a", "e"], "<s>a"),
+        (["a", "b", "<s>", "a"], "b<s>"),
+        (["a", "b", "<s>", "<s>", "a"], "<s><s>"),
+        (["a", "<s>", "b", "<s>", "a"], "<s>a"),
+        (["a", "</s>", "b", "<s>", "d", "e"], "b<s>d"),
+        (["a", "b", "<s>", "d"], "b<s>a"),
+        (["a", "<s>", "b"], "<s>bb"),
+        (["a", "b", "</s>", "a"], "b<s>a"),
+    ],
+)
+def test_a_special_token_inside_a_stop_string_counts_by_its_name(
+    tokenizer_folder: Callable[..., Path], kind: str, said: list[str], stop: str
+) -> None:
+    tokenizer = opened(tokenizer_folder(kind))
+    ids = [tokenizer.backend.token_to_id(name) for name in said]
+    expected = by_the_whole(tokenizer, ids, stop, "<s>")
+    assert shown_of(tokenizer, ids, ["zzz", stop], frozenset()) == expected
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "llama", "words"])
+def test_any_tokens_with_stop_strings_of_their_own(tokenizer_folder: Callable[..., Path], kind: str) -> None:
+    """A part of the text of random tokens, special ones spelled out, is the stop string."""
+    tokenizer, picks = opened(tokenizer_folder(kind)), random.Random(0)
+    backend = tokenizer.backend
+    names = ["one", "two", "."] if kind == "words" else ["a", "b", "d", "e"]
+    plain = [backend.token_to_id(name) for name in names]
+    special = [backend.token_to_id("<s>"), backend.token_to_id("</s>")]
+    named = 0
+    for _ in range(200):
+        ids = [picks.choice(special if picks.random() < 0.3 else plain) for _ in range(9)]
+        text = backend.decode(ids, skip_special_tokens=False)
+        start, length = picks.randrange(len(text)), picks.randint(5, 12)
+        stop = text[start : start + length]
+        inner = stop.replace("<s>", "").replace("</s>", "")
+        if inner == stop or set("<>/s") & set(inner) or not inner:
+            continue  # it names no special token, or a part of one
+        named += 1
+        shown, count = shown_of(tokenizer, ids, [stop], frozenset())
+        expected, at = by_the_whole(tokenizer, ids, stop, "<s>")
+        assert (shown.split(), count) == (expected.split(), at), (ids, stop)
+    assert named > 20
+
+
+def test_a_special_token_is_not_there_for_stop_strings_that_do_not_name_it(
+    tokenizer_folder: Callable[..., Path],
+) -> None:
+    tokenizer = opened(tokenizer_folder("byte-level"))
+    ids = [tokenizer.backend.token_to_id(name) for name in ("e", "a", "<s>", "b", "e")]
+    assert shown_of(tokenizer, ids, ["ab"], frozenset()) == ("e", 4)
+    assert shown_of(tokenizer, ids, ["ab", "</s>x"], frozenset()) == ("e", 4)
+
+
+def test_the_name_of_a_special_token_spelled_by_other_tokens_is_text(tokenizer_folder: Callable[..., Path]) -> None:
+    tokenizer = opened(tokenizer_folder("byte-level"))
+    ids = [tokenizer.backend.token_to_id(name) for name in "a<s>be"]
+    assert shown_of(tokenizer, ids, ["<s>b"], frozenset()) == ("a", 5)
+    assert shown_of(tokenizer, ids, ["<s>"], frozenset()) == ("a", 4)
+
+
+def test_hidden_tokens_are_named_like_special_ones(tokenizer_folder: Callable[..., Path]) -> None:
+    tokenizer = opened(tokenizer_folder("byte-level"))
+    ids = [tokenizer.backend.token_to_id(name) for name in ("a", "<think>", "b")]
+    hidden = frozenset({ids[1]})
+    assert shown_of(tokenizer, ids, ["<think>b"], hidden) == ("a", 3)
+    assert stop_tokens(["<think>", "<s>", "a"], tokenizer, hidden) == {ids[1], tokenizer.bos_id}
+
+
+def test_tokens_before_the_search_begins_are_context_of_those_after(tokenizer_folder: Callable[..., Path]) -> None:
+    """The space of a token is text where it is not the first of the answer."""
+    tokenizer = opened(tokenizer_folder("llama"))
+    ids = [tokenizer.backend.token_to_id(name) for name in ("▁he", "▁he", "</s>", "a")]
+    detokeniser, matcher = Detokenizer(tokenizer), StopMatcher([" he</s>a"], tokenizer)
+    shown = [matcher.push(detokeniser.push(token), token, look=count > 0) for count, token in enumerate(ids)]
+    assert (shown, matcher.matched) == (["he", "", "", ""], " he</s>a")

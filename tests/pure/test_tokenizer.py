@@ -2,6 +2,7 @@
 EOS."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,6 +16,8 @@ import pytest
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.sampling import Sampling
 from zrt.runtime.models.architecture.generation_config import (
+    FOLLOWED,
+    HARMLESS,
     NEUTRAL,
     GenerationDefaults,
     eos_ids,
@@ -45,18 +48,101 @@ def written(folder: Path, **files: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("template", [WRITES_BOS, LEAVES_BOS], ids=["template-writes-it", "template-leaves-it"])
-def test_a_chat_begins_with_bos_once_where_the_model_wants_it(tokenizer_folder: Folder, template: str) -> None:
-    tokenizer = opened(tokenizer_folder("llama", chat_template=template))
+KINDS = ["byte-level", "llama", "gemma", "metaspace", "words"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"add_bos_token": True}, {"bos_token": None}], ids=str)
+@pytest.mark.parametrize("template", [WRITES_BOS, LEAVES_BOS], ids=["template-writes-bos", "template-leaves-bos"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chat_has_the_special_tokens_that_transformers_gives_it(
+    tokenizer_folder: Folder, kind: str, template: str, settings: dict[str, object]
+) -> None:
+    """The template alone says whether there is a BOS, whatever the tokenizer adds to plain text."""
+    folder = tokenizer_folder(kind, chat_template=template, **settings)
+    tokenizer = opened(folder)
     ids = tokenizer.encode_chat(CHAT)
-    assert ids[0] == tokenizer.bos_id
-    assert ids.count(tokenizer.bos_id) == 1
-    assert tokenizer.decode(ids).startswith("user: he had a bad 日")
+    assert ids == theirs(folder).apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    wanted = template == WRITES_BOS and tokenizer.bos_id is not None
+    assert (ids[0] == tokenizer.bos_id) == wanted
 
 
-def test_a_chat_begins_without_bos_where_neither_model_nor_template_want_it(tokenizer_folder: Folder) -> None:
-    tokenizer = opened(tokenizer_folder("byte-level", chat_template=LEAVES_BOS))
-    assert tokenizer.bos_id not in tokenizer.encode_chat(CHAT)
+# ---- special tokens that a user writes -----------------------------------------------------------
+
+SPELLING = ["he</s> had", "</s>", "<s></s>a <s>", " </s> ", "a<unk>日</s>", "<think>he</s>", "a b</s>a", "▁</s>▁"]
+TURNS = "{% for m in messages %}<s>{{ m.content | trim }}</s>\n{% endfor %}<s>"
+
+
+@pytest.mark.parametrize("text", SPELLING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_name_of_a_special_token_is_the_token_or_text_as_in_transformers(
+    tokenizer_folder: Folder, kind: str, text: str
+) -> None:
+    folder = tokenizer_folder(kind)
+    tokenizer, other = opened(folder), theirs(folder)
+    doubled = text.startswith("<s>") and kind in ("llama", "gemma")
+    assert tokenizer.encode_raw(text) == other(text)["input_ids"][doubled:]
+    literal = tokenizer.encode_raw(text, special_as_text=True)
+    if kind != "metaspace":  # whose vocabulary has the names as words, which transformers takes
+        assert literal == other(text, split_special_tokens=True)["input_ids"]
+    assert not {tokenizer.bos_id, tokenizer.eos_id} & set(literal[1:])
+
+
+RENAMED = {"<s>": "⟪s⟫", "</s>": "⟪/s⟫", "<unk>": "⟪unk⟫"}
+
+
+@pytest.mark.parametrize("text", SPELLING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_chat_the_template_alone_writes_special_tokens(
+    tokenizer_folder: Folder, tmp_path: Path, kind: str, text: str
+) -> None:
+    """The ids are those of a tokenizer, and of a template, whose special tokens have names that the
+    user does not write."""
+    folder = tokenizer_folder(kind, chat_template=TURNS)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.iterdir():
+        said = file.read_text()
+        for name, other in RENAMED.items():
+            said = said.replace(json.dumps(name), json.dumps(other)).replace(name, other)
+        file.write_text(said)
+    chat = [{"role": "user", "content": text}, {"role": "assistant", "content": "a"}, {"role": "user", "content": text}]
+    ids = opened(folder).encode_chat(chat, special_as_text=True)
+    expected = opened(tmp_path).encode_chat(chat)
+    if kind == "metaspace":  # whose vocabulary has the names as words, which are taken apart
+        seams = {opened(folder).backend.token_to_id(name) for name in ("<unk>", "▁")}
+        ids, expected = ([one for one in each if one not in seams] for each in (ids, expected))
+    assert ids == expected
+    assert [ids.count(opened(folder).bos_id), ids.count(opened(folder).eos_id)] == [4, 3]
+
+
+@pytest.mark.parametrize("text", [*SPELLING, "<s> he </s>  had <s>", "日<s>日 </s>", "no name at all", "a</s>"])
+@pytest.mark.parametrize("flags", [{}, {"rstrip": True}, {"lstrip": True}, {"normalized": True}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_taken_apart_at_its_special_tokens_has_the_ids_of_the_whole(
+    tokenizer_folder: Folder, kind: str, flags: dict[str, bool], text: str
+) -> None:
+    end = {"content": "</s>", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False} | flags
+    tokenizer = opened(tokenizer_folder(kind, eos_token={"__type": "AddedToken", **end}))
+    assert tokenizer._literal.encode_masked(text, {}) == tokenizer._encode(text, special=False)
+
+
+@pytest.mark.parametrize("name", ["messages", "bos_token", "unk_token", "add_generation_prompt", "raise_exception"])
+def test_an_option_cannot_take_the_place_of_what_a_template_is_given(tokenizer_folder: Folder, name: str) -> None:
+    tokenizer = opened(tokenizer_folder("llama", chat_template=WRITES_BOS, unk_token="<unk>"))
+    with pytest.raises(ZrtError, match=f"template_options: {name} is not an option") as caught:
+        tokenizer.encode_chat(CHAT, {"enable_thinking": True, name: "x"})
+    assert caught.value.kind == "bad_request"
+
+
+@pytest.mark.parametrize("value", [True, False, 3, 0.5, "low", "self"])
+def test_options_are_variables_of_the_template_as_in_transformers(tokenizer_folder: Folder, value: object) -> None:
+    template = "{% if thinks is defined and thinks %}{{ thinks }}{% endif %}{{ self_ }}{{ messages[0].content }}"
+    folder = tokenizer_folder("byte-level", chat_template=template)
+    ids = theirs(folder).apply_chat_template(CHAT, add_generation_prompt=True, thinks=value, unused=1)["input_ids"]
+    assert opened(folder).encode_chat(CHAT, {"thinks": value, "unused": 1}) == ids  # type: ignore[dict-item]
+    assert opened(folder).encode_chat(CHAT, {"thinks": value, "self": 1}) == ids  # type: ignore[dict-item]
+
+
+# ---- the same as transformers --------------------------------------------------------------------
 
 
 def theirs(folder: Path) -> Any:
@@ -275,20 +361,64 @@ def test_a_model_may_have_no_eos(tmp_path: Path) -> None:
         ({"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": None}, GenerationDefaults()),
         ({"num_beams": 4, "typical_p": 0.9}, GenerationDefaults(unheeded=("num_beams 4", "typical_p 0.9"))),
         ({"suppress_tokens": [1, 2]}, GenerationDefaults(unheeded=("suppress_tokens [1,2]",))),
+        ({"num_return_sequences": 3}, GenerationDefaults(unheeded=("num_return_sequences 3",))),
+        ({"max_length": 9}, GenerationDefaults(max_length=9)),
+        ({"chat_format": "chatml", "other": None}, GenerationDefaults(unknown=('chat_format "chatml"',))),
+        ({"cache_implementation": "hybrid", "use_cache": False, "pad_token_id": 0}, GenerationDefaults()),
+        (
+            {"cache_implementation": "quantized"},
+            GenerationDefaults(unheeded=('cache_implementation "quantized"',)),
+        ),
     ],
 )
 def test_defaults_of_generation(tmp_path: Path, said: dict[str, object], meant: GenerationDefaults) -> None:
     assert generation_defaults(written(tmp_path, generation_config=said)) == meant
 
 
-def test_every_neutral_value_is_the_one_that_transformers_takes_for_none() -> None:
+def test_every_key_of_transformers_is_followed_or_harmless_or_said() -> None:
     from transformers import GenerationConfig
 
-    theirs = GenerationConfig._get_default_generation_params()
-    assert set(NEUTRAL) <= set(GenerationConfig().to_dict()) | {"penalty_alpha", "dola_layers"}
-    assert {key: theirs[key] for key in NEUTRAL if theirs.get(key) is not None} == {
-        key: value for key, value in NEUTRAL.items() if theirs.get(key) is not None
-    }
+    theirs = set(vars(GenerationConfig())) | {"_commit_hash"}
+    ours = [*NEUTRAL, *HARMLESS, *FOLLOWED]
+    assert len(ours) == len(set(ours))
+    assert set(ours) == theirs
+
+
+def test_every_neutral_value_is_the_one_that_transformers_takes_for_none() -> None:
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
+
+    defaults = {key: value for key, value in GenerationConfig._get_default_generation_params().items() if value}
+    assert all(defaults[key] in NEUTRAL[key] for key in defaults if key in NEUTRAL)
+    assert {*NEUTRAL["cache_implementation"], "quantized"} == set(ALL_CACHE_IMPLEMENTATIONS)
+
+
+def test_every_setting_that_is_not_done_is_said_and_no_neutral_one(tmp_path: Path) -> None:
+    for key, neutral in NEUTRAL.items():
+        for value in (None, *neutral):
+            assert generation_defaults(written(tmp_path, generation_config={key: value})).notes() == [], key
+        (note,) = generation_defaults(written(tmp_path, generation_config={key: [7]})).notes()
+        assert f"asks for {key} [7]" in note
+    (note,) = generation_defaults(written(tmp_path, generation_config={"anything": "else"})).notes()
+    assert 'has anything "else", which zrt does not know' in note
+
+
+@pytest.mark.parametrize(
+    ("said", "prompt", "max_tokens", "limit"),
+    [
+        ({"max_length": 20}, 5, None, 20),
+        ({"max_length": 20, "max_new_tokens": 4}, 5, None, 9),
+        ({"max_length": 20}, 5, 50, 55),
+        ({"max_length": 999}, 5, None, 100),
+        ({}, 5, None, 100),
+        ({}, 5, 999, 100),
+    ],
+)
+def test_the_end_of_an_answer_counts_as_in_transformers(
+    tmp_path: Path, said: dict[str, object], prompt: int, max_tokens: int | None, limit: int
+) -> None:
+    defaults = generation_defaults(written(tmp_path, generation_config=said))
+    assert defaults.length_limit(prompt, max_tokens, 100) == limit
 
 
 def test_without_a_generation_config_answers_are_greedy(tmp_path: Path) -> None:

@@ -222,11 +222,29 @@ async def test_a_chat_is_held_with_the_cluster(cluster: Local, tmp_path: Path) -
         await pilot.press("h", "i", "enter")
         await until(pilot, lambda: bool(chat._answer))
         await pilot.press("escape")  # the answer is long
-        await until(pilot, lambda: len(chat._messages) >= 2 or bool(chat._trouble))
-        assert chat._trouble == ""
-        assert [one["role"] for one in chat._messages[:2]] == ["user", "assistant"]
+        await until(pilot, lambda: bool(chat._conversation.turns) or bool(chat._said))
+        assert chat._said == ""
+        assert [one["role"] for one in chat._conversation.messages] == ["user", "assistant"]
+        await pilot.press(*"/undo", "enter")
+        await until(pilot, lambda: "taken back: hi" in screen(top))
+        assert chat._conversation.turns == []
         await pilot.press("escape")
         assert top.screen is not chat
+
+
+async def test_a_chat_whose_context_is_full_goes_on(cluster: Local, tmp_path: Path) -> None:
+    async with opened(cluster, tmp_path) as (top, pilot):
+        await pilot.press("t")
+        chat = top.screen
+        assert isinstance(chat, Chat)
+        for _ in range(3):
+            chat._conversation.ask("x" * 3000)
+            chat._conversation.answered("y")
+        await pilot.press("h", "i", "enter")
+        await until(pilot, lambda: bool(chat._answer))
+        await pilot.press("escape")
+        await until(pilot, lambda: "the oldest 1 turn left out" in screen(top))
+        assert len(chat._conversation.turns) == 3
 
 
 async def test_a_lost_coordinator_is_told_and_another_found(cluster: Local, folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from zrt.runtime.models.architecture.generation_config import GenerationDefaults
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.text.detokenizer import Detokenizer
 from zrt.runtime.text.encoding_limit import too_long
+from zrt.runtime.text.stop_strings import stop_tokens
 from zrt.runtime.text.tokenizer import Tokenizer
 
 
@@ -29,8 +30,7 @@ class Requests:
         self.eos = frozenset(token for token in eos_ids(folder, self.tokenizer) if 0 <= token < spec.vocab_size)
         self.context = context
         self.defaults: GenerationDefaults = generation_defaults(folder)
-        asked = ", ".join(self.defaults.unheeded)
-        self.notes = [f"the model's generation_config asks for {asked}, which zrt does not do"] if asked else []
+        self.notes = self.defaults.notes()
         self._vocab_size = spec.vocab_size
         self._encoder = PromptEncoder(self.tokenizer, folder, context) if self.tokenizer is not None else None
 
@@ -55,26 +55,46 @@ class Requests:
             raise ZrtError("bad_request", "give exactly one of prompt, messages, token_ids")
         if request.raw and request.prompt is None:
             raise ZrtError("bad_request", "raw goes with prompt alone")
+        if request.token_ids is not None and request.special_as_text:
+            raise ZrtError("bad_request", "special_as_text goes with a text, not with token_ids")
+        if (request.token_ids is not None or request.raw) and request.template_options:
+            raise ZrtError("bad_request", "template_options go with a chat, not with raw or token_ids")
         if self.tokenizer is None:
             if request.stop:
                 raise ZrtError("bad_request", "this model has no tokenizer, so stop strings cannot be matched")
             if request.token_ids is None:
                 raise ZrtError("bad_request", "this model has no tokenizer: give token_ids (--token-ids 1,2,3)")
         if request.token_ids is not None:
-            self.check_prompt(request.token_ids)
+            self.check_prompt(request, request.token_ids)
+            self._check_ids("token_ids", request.token_ids)
 
-    def check_prompt(self, ids: Sequence[int]) -> None:
-        """Check the ids of a prompt. ZrtError bad_request, context_exceeded."""
+    def check_text(self, request: Generate, ids: Sequence[int]) -> None:
+        """Check the token ids that a request's text came to. ZrtError as `check_prompt`."""
+        self.check_prompt(request, ids)
+        if (highest := max(ids)) >= self._vocab_size and self.tokenizer is not None:
+            name = self.tokenizer.backend.id_to_token(highest)
+            text = f"the text has the token {name!r}, id {highest}, outside the model's vocabulary of {self._vocab_size}: leave it out"
+            raise ZrtError("bad_request", text)
+
+    def check_prompt(self, request: Generate, ids: Sequence[int]) -> None:
+        """Check the token ids of a request's prompt. ZrtError bad_request; context_exceeded: the
+        context has no room for an answer."""
         if not ids:
             raise ZrtError("bad_request", "the prompt is empty")
+        has, limit = counted(len(ids), "token"), self.max_length(len(ids), request.max_tokens)
         if len(ids) >= self.context:
-            raise too_long(counted(len(ids), "token"), self.context)
-        self._check_ids("token_ids", ids)
+            raise too_long(has, self.context)
+        if len(ids) >= limit:
+            text = f"{has}, and the model's generation_config ends answers at {limit} with it (max_length): give max_tokens"
+        elif self.context - len(ids) < min(request.room, self.context // 4):
+            text = f"{has}, the context holds {self.context}, and {request.room} are wanted for the answer: shorten it"
+        else:
+            return
+        raise ZrtError("context_exceeded", f"the prompt has {text}")
 
     def max_length(self, prompt: int, max_tokens: int | None) -> int:
         """Return where the history ends at the latest, in tokens."""
-        most = self.defaults.max_tokens if max_tokens is None else max_tokens
-        return self.context if most is None else min(self.context, prompt + most)
+        return self.defaults.length_limit(prompt, max_tokens, self.context)
 
     def detokeniser(self, prompt: Sequence[int]) -> Detokenizer | None:
         """Return what makes text of the tokens that follow this prompt; None without a
@@ -82,8 +102,11 @@ class Requests:
         return Detokenizer(self.tokenizer, prompt, self.eos) if self.tokenizer is not None else None
 
     def ends(self, request: Generate) -> frozenset[int]:
-        """Return the token ids that end this request's generation."""
-        return frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self.eos)
+        """Return the token ids that end this request's generation, special tokens that are a stop
+        string among them."""
+        stops = frozenset() if self.tokenizer is None else stop_tokens(request.stop, self.tokenizer, self.eos)
+        named = frozenset(token for token in stops if token < self._vocab_size)
+        return frozenset(request.stop_token_ids) | named | (frozenset() if request.ignore_eos else self.eos)
 
     def sampling(self, request: Generate) -> Sampling:
         """Return what the request says, and the model's generation_config where it says nothing.

@@ -103,7 +103,8 @@ class Generations:
         if text is not None:
             try:
                 name = f"tokenise {answers[0].id:016x}"
-                task = self._actor.spawn(self._tokenise(answers, text, request.max_tokens), name)
+                asked = replace(request, prompt=None, messages=None)  # the text itself waits elsewhere
+                task = self._actor.spawn(self._tokenise(answers, text, asked), name)
             except ZrtError:
                 text.leave()
                 raise
@@ -114,26 +115,26 @@ class Generations:
         if self._tending is None:
             self._tending = self._actor.every(TEND_S, self._tend)
         if text is None:
-            self._accept(answers, request.token_ids or [], request.max_tokens)
+            self._accept(answers, request, request.token_ids or [])
 
-    async def _tokenise(self, answers: list[Generation], text: WaitingText, max_tokens: int | None) -> None:
+    async def _tokenise(self, answers: list[Generation], text: WaitingText, request: Generate) -> None:
         """Accept a request's sessions when its text is token ids. Cancelled if all of them end
         before."""
         try:
             prompt = await text.encode()
             left = [generation for generation in answers if self._tokenising.pop(generation.id, None)]
-            self._requests.check_prompt(prompt)
-            self._accept(left, prompt, max_tokens)
+            self._requests.check_text(request, prompt)
+            self._accept(left, request, prompt)
         except ZrtError as error:
             self._refuse(answers, error)
         except Exception as error:
             log.exception("a prompt is not accepted")
             self._refuse(answers, ZrtError("internal", f"the prompt is not accepted: {error!r}"))
 
-    def _accept(self, answers: list[Generation], prompt: Sequence[int], max_tokens: int | None) -> None:
+    def _accept(self, answers: list[Generation], request: Generate, prompt: Sequence[int]) -> None:
         """Queue all sessions of a request, or none, now that its prompt is known. ZrtError as
         `Admission.offer_all`, and then none is accepted."""
-        length = self._requests.max_length(len(prompt), max_tokens)
+        length = self._requests.max_length(len(prompt), request.max_tokens)
         try:
             self._admission.offer_all([(generation.id, len(prompt), length) for generation in answers])
         except ZrtError as error:
@@ -156,7 +157,7 @@ class Generations:
             self._new_id(),
             self._requests.ends(request),
             replace(sampling, seed=sampling.seed + choice),
-            StopMatcher(request.stop),
+            StopMatcher(request.stop, self._requests.tokenizer, self._requests.eos),
         )
         now = time.monotonic()
         delivery = Delivery(self._actor, client, request.id, now, choice=choice)

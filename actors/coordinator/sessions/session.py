@@ -159,7 +159,7 @@ class Session:
             self._logprobs.append(logprobs)
         if token in self.eos:
             return self.finish("stop")
-        text = self._before_stop(self.detokeniser.push(token)) if self.detokeniser else ""
+        text = self._before_stop(self.detokeniser.push(token), token) if self.detokeniser else ""
         if self.stops.matched is not None:
             return self._end("stop", text)
         if len(self.tokens) >= self.max_length:
@@ -177,10 +177,10 @@ class Session:
                 reason = "stop"
         return self._end(reason, text)
 
-    def _before_stop(self, text: str) -> str:
+    def _before_stop(self, text: str, token: int | None = None) -> str:
         """Return what of the text surely stands before any stop string; none is looked for in the
         text of the first `min_tokens` tokens."""
-        return text if self.completion_tokens <= self.sampling.min_tokens else self.stops.push(text)
+        return self.stops.push(text, token, look=self.completion_tokens > self.sampling.min_tokens)
 
     def _end(self, reason: FinishReason, text: str) -> TextPiece:
         self.move(SessionState.FINISHED)

@@ -10,16 +10,20 @@ from typing import Any
 
 from zrt.runtime.cli.answer import Answer, follow, say_notes
 from zrt.runtime.cli.cluster_arguments import add_connect_argument
+from zrt.runtime.cli.question import add_chat_arguments, given_chat
 from zrt.runtime.cli.sampling_arguments import add_sampling_arguments, given_sampling
 from zrt.runtime.client.client import Client
+from zrt.runtime.client.conversation import COMMANDS, SLASHES, Conversation
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.process.terminal import Foreground, interruptible, say
 
-DESCRIPTION = """Talk, turn by turn: each line is a turn, and all turns are context of the next. Ctrl-C ends the answer that is being given;
-Ctrl-C or Ctrl-D instead of a line leaves."""
+DESCRIPTION = f"""Talk, turn by turn: each line is a turn, and all turns are context of the next. When the context is full, the
+oldest turns are left out, and a line says so; the system prompt stays. Ctrl-C ends the answer that is being given;
+Ctrl-C or Ctrl-D instead of a line leaves. Commands: {", ".join(COMMANDS)}; {SLASHES}."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_chat_arguments(parser)
     add_sampling_arguments(parser, without=("logprobs", "n"))
     add_connect_argument(parser)
 
@@ -31,31 +35,46 @@ def run(arguments: argparse.Namespace) -> int:
     Ctrl-C ends the answer that is being given; between answers, the chat. The event loop stands
     still while a line is awaited: nothing is open then.
     """
-    sampling = given_sampling(arguments)
-    messages: list[dict[str, str]] = []
+    options = given_chat(arguments) | given_sampling(arguments)
+    conversation = Conversation(options.pop("system", None), room=options.get("max_tokens"))
     failed = False
     with Foreground() as foreground:
         client = Client(arguments.connect)
         foreground.run(client.__aenter__)
         try:
-            while (text := _line()) is not None:
-                if not text:
+            while (line := _line()) is not None:
+                if not line:
                     continue
-                messages.append({"role": "user", "content": text})
-                try:
-                    reply = foreground.run(lambda: _reply(client, messages, sampling))
-                except ZrtError as error:
-                    if error.kind == "coordinator_lost" and not client.connected:
-                        raise
-                    say(f"zrt: {error}")
-                    reply, failed = "", True
-                if reply:
-                    messages.append({"role": "assistant", "content": reply})
+                done = conversation.command(line)
+                if done is None:
+                    conversation.ask(conversation.spoken(line))
+                    failed |= not _answered(foreground, client, conversation, options)
+                elif done.leave:
+                    break
                 else:
-                    messages.pop()
+                    say(done.said)
         finally:
             foreground.run(lambda: client.__aexit__(None, None, None))
     return int(failed)
+
+
+def _answered(foreground: Foreground, client: Client, conversation: Conversation, options: dict[str, Any]) -> bool:
+    """Ask the open question, without the oldest turns where it does not fit with them; return
+    whether it was answered. ZrtError coordinator_lost: there is no coordinator any more."""
+    while True:
+        answer = Answer()
+        try:
+            foreground.run(lambda: _reply(client, conversation, options, answer))  # noqa: B023 (it runs at once)
+        except ZrtError as error:
+            if error.kind == "coordinator_lost" and not client.connected:
+                raise
+            if not answer.token_ids and conversation.make_room(error):
+                continue
+            say(f"zrt: {conversation.failed(error)}")
+            return False
+        if note := conversation.answered(answer.text):
+            say(f"zrt: {note}")
+        return True
 
 
 def _line() -> str | None:
@@ -77,12 +96,12 @@ def _line() -> str | None:
     return None
 
 
-async def _reply(client: Client, messages: list[dict[str, str]], sampling: dict[str, Any]) -> str:
-    """Print the answer to the last message, and return its text, also when Ctrl-C ended the answer.
-    A second Ctrl-C raises KeyboardInterrupt."""
+async def _reply(client: Client, conversation: Conversation, options: dict[str, Any], answer: Answer) -> None:
+    """Print the answer to the open question, and note it in `answer`, also when Ctrl-C ended it. A
+    second Ctrl-C raises KeyboardInterrupt."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    stream, got = client.generate(messages=messages, **sampling), [Answer()]
+    stream = client.generate(messages=conversation.messages, room=conversation.room, **options)
 
     def interrupted() -> None:
         loop.add_signal_handler(signal.SIGINT, task.cancel)
@@ -90,7 +109,6 @@ async def _reply(client: Client, messages: list[dict[str, str]], sampling: dict[
 
     loop.add_signal_handler(signal.SIGINT, interrupted)
     async with aclosing(stream):
-        await follow(client, stream, got, show=True)
-    if len(messages) == 1:
+        await follow(client, stream, [answer], show=True)
+    if not conversation.turns:
         say_notes(stream)
-    return got[0].text

@@ -70,9 +70,7 @@ def inspect(folder: Path) -> Report:
         if not report.eos_ids:
             report.notes.append("no token ends an answer: each goes on to its length limit")
     with _blaming(report):
-        unheeded = generation_defaults(folder).unheeded
-        if unheeded:
-            report.notes.append(f"generation_config.json asks for what is not done: {_names(list(unheeded))}")
+        report.notes += generation_defaults(folder).notes()
     return report
 
 

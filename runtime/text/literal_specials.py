@@ -1,0 +1,86 @@
+"""Names of special tokens that a user writes, as plain text.
+
+A tokenizer makes a special token of its name wherever it stands, as transformers does. A chat whose
+users are not trusted wants otherwise: the template's own special tokens, and none by a message.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import tokenizers
+
+MARKS: Final = 0xF_0000
+"""The first of the characters (of a private-use area) that number names in a masked chat."""
+
+
+class LiteralSpecials:
+    """An encoder for which the names of special tokens are text.
+
+    It has a copy of the tokenizer, which takes as long to make as the file takes to load.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: Mapping[str, int]) -> None:
+        """Take a tokenizer, and the ids of its special tokens by their names."""
+        self._backend = backend
+        self._special = special
+        self._literal = tokenizers.Tokenizer.from_str(backend.to_str())
+        self._literal.encode_special_tokens = True
+        # of characters that no text has by accident, and nobody can guess
+        self._nonce = "".join(chr(0xE000 + secrets.randbelow(0x1000)) for _ in range(16))
+        self._literal.add_tokens([tokenizers.AddedToken(self._nonce, special=False, normalized=False)])
+        self._barrier = self._literal.token_to_id(self._nonce)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, with the special tokens that the tokenizer adds to any."""
+        return self._ids(text, add_special_tokens=True)
+
+    def masked(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], dict[str, str]]:
+        """Return the messages with a mark in the place of each special token of their contents, and
+        what each mark stands for."""
+        marks: dict[str, str] = {}
+        contents = [self._masked(message["content"], marks) for message in messages]
+        return [{**message, "content": text} for message, text in zip(messages, contents, strict=True)], marks
+
+    def _masked(self, content: str, marks: dict[str, str]) -> str:
+        (encoding,) = self._backend.encode_batch([content], add_special_tokens=False)
+        special = frozenset(self._special.values())
+        parts, done = [], 0
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token in special and start >= done:
+                mark = f"{self._nonce}{chr(MARKS + len(marks))}"
+                marks[mark] = content[start:end]
+                parts += [content[done:start], mark]
+                done = end
+        return "".join([*parts, content[done:]])
+
+    def encode_masked(self, text: str, marks: Mapping[str, str]) -> list[int]:
+        """Return the ids of a text with marks: what they stand for is text, and other names of
+        special tokens are those tokens."""
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+        ids: list[int] = []
+        done = 0
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if self._special.get(text[start:end].strip()) == token:
+                ids += [*self._part(text, done, start, marks), token]
+                done = end
+        return ids + self._part(text, done, len(text), marks)
+
+    def _part(self, text: str, start: int, end: int, marks: Mapping[str, str]) -> list[int]:
+        """Return the ids of a part between special tokens, as it stands in the whole: a vocabulary
+        may write the beginning of a text in another way."""
+        part = text[start:end]
+        for mark, literal in marks.items():
+            part = part.replace(mark, literal)
+        return self._ids(self._nonce * (start > 0) + part) if part else []
+
+    def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of a text without special tokens. A vocabulary may hold their names as
+        words; such a word is taken apart after its first character."""
+        (encoding,) = self._literal.encode_batch([text], add_special_tokens=False)
+        words = zip(encoding.ids, encoding.offsets, strict=True)
+        if any(self._special.get(text[start:end].strip()) == token for token, (start, end) in words):
+            for name in self._special:
+                text = text.replace(name, f"{name[0]}{self._nonce}{name[1:]}")
+        (encoding,) = self._literal.encode_batch([text], add_special_tokens=add_special_tokens)
+        return [token for token in encoding.ids if token != self._barrier]
