@@ -62,10 +62,11 @@ def random_model(folder: Path) -> Path:
     return folder
 
 
-def texts() -> list[str]:
-    """Texts of words, the same in every run."""
+def texts(folder: Path) -> list[str]:
+    """Texts of words of the vocabulary, a token each, the same in every run."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    words = sorted(token[1:] for token in vocabulary if token[0] == "Ġ" and token[1:].isascii() and token[1:].islower())
     chosen = random.Random(1)
-    words = ["".join(chosen.choices("abcdefghiklmnoprstuvw", k=chosen.randint(1, 9))) for _ in range(5000)]
     return [" ".join(chosen.choices(words, k=size // 4))[:size] for size in SIZES]
 
 
@@ -122,7 +123,7 @@ class Peak:
             await asyncio.sleep(LOOK_S)
 
 
-async def run(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
+async def run(asked: argparse.Namespace, endpoint: str, long_texts: list[str]) -> dict[str, Any]:
     found = await servers(endpoint)
     boss = psutil.Process(parent(next(iter(found.values()))))
     (coordinator,) = [child.pid for child in boss.children() if "coordinator" in child.cmdline()]
@@ -135,7 +136,7 @@ async def run(asked: argparse.Namespace, endpoint: str) -> dict[str, Any]:
         began = loop.time()
         tasks = [
             asyncio.create_task(long.run(sender.generate(text, max_tokens=4)))
-            for long, text in zip(longs, texts(), strict=True)
+            for long, text in zip(longs, long_texts, strict=True)
         ]
         beside = []
         while len(beside) < asked.questions or (
@@ -177,7 +178,7 @@ def main() -> None:
             settings = {"context": CONTEXT, "kv": "3GiB"}
             folder = random_model(Path(made))
         with cluster(folder, asked.stages, **settings) as endpoint:
-            figures = asyncio.run(run(asked, endpoint))
+            figures = asyncio.run(run(asked, endpoint, texts(folder)))
     print(json.dumps({"bench": f"prompts {asked.model}", "stages": asked.stages, **figures}))
 
 
