@@ -1,5 +1,6 @@
-"""The budget of prompt tokens that a turn may carry: the whole chunk while no session decodes,
-otherwise so few that decodes keep their pace. Pure."""
+"""The budget of prompt tokens that a turn may carry: the whole chunk while one prompt is alone,
+fewer while others wait for the turn to end, and while sessions decode so few that these keep their
+pace. Pure."""
 
 from typing import Final
 
@@ -12,6 +13,9 @@ cost hardly less."""
 LEAST_ON_GPU: Final = 512
 """How many prompt tokens a turn on a GPU may always carry: there a forward of 16 rows takes half
 the time of one of 512."""
+SHARED: Final = 64
+"""How many prompt tokens a turn on a CPU carries while several prompts wait: a short one that comes
+waits for a turn to end, and so few rows take a tenth longer a token than 512 do."""
 MEMORY: Final = 0.2
 """Weight of the newest measurement."""
 QUIET_S: Final = 1.0
@@ -20,11 +24,13 @@ QUIET_S: Final = 1.0
 
 class PrefillBudget:
     """The prefill budget, learnt from what a decode turn and a prompt token cost; `most` and
-    `least` are its bounds in tokens. Times are in seconds."""
+    `least` are its bounds in tokens, `shared` bounds it too while several prompts wait. Times are
+    in seconds."""
 
-    def __init__(self, most: int, least: int = LEAST) -> None:
+    def __init__(self, most: int, least: int = LEAST, shared: int = SHARED) -> None:
         self._most = most
         self._least = min(least, most)
+        self._shared = max(self._least, min(shared, most))
         self._decode_s = 0.0
         self._token_s = 0.0
         self._decoded = float("-inf")
@@ -40,10 +46,11 @@ class PrefillBudget:
             spent = max(0.0, seconds - (self._decode_s if decodes else 0.0))
             self._token_s = _blend(self._token_s, spent / prompt_tokens)
 
-    def budget(self, now: float) -> int:
-        """Return how many prompt tokens the next turn may carry."""
+    def budget(self, now: float, *, several: bool = False) -> int:
+        """Return how many prompt tokens the next turn may carry; `several` prompts wait for it, or
+        one."""
         if now - self._decoded > QUIET_S:
-            return self._most
+            return self._shared if several else self._most
         if not self._decode_s or not self._token_s:
             return self._least
         return max(self._least, int(min(self._most, (STRETCH - 1) * self._decode_s / self._token_s)))

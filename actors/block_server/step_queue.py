@@ -4,8 +4,9 @@ knows neither sockets nor tensors.
 A turn serves one slot: all its decodes (one token each), then prompt chunks until their token
 budget is used up, at most one step a session. A longer step is cut: its head runs now, its tail
 keeps its place. Steps of one session never overtake each other. What is short, or is left of a long
-prompt, goes before longer ones, with half of the budget at most while there are such: neither waits
-for all of the other kind.
+prompt, goes before longer ones, with half of the budget at most while there are such, and a slot
+with long ones alone lets one with a short one go before it, once: neither kind waits for all of the
+other.
 
 Where stages share their cores, a slot's sessions go round together: the first stage waits for those
 of them that are on their way. In two groups they would compute at the same time on the same cores,
@@ -15,6 +16,7 @@ each reading all weights anew.
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -40,6 +42,12 @@ class Waiting:
     slot: int
     owner: "StepOwner[Any]"
 
+    @property
+    def left(self) -> int:
+        """How many tokens its session has yet to run at this stage, these among them, as far as is
+        known."""
+        return self.n
+
     def cut(self, n: int) -> tuple["Self", "Self"]:
         """Return the step's first `n` tokens, and the rest, as two steps."""
         head = replace(self, n=n, rows=self.rows[:n])
@@ -48,7 +56,7 @@ class Waiting:
 
 
 SHORT: Final = 128
-"""Tokens of a step that counts as short: what a person asks, the rest of a long prompt."""
+"""Tokens left of a prompt that counts as short: what a person asks, the end of a long one."""
 ROUND_S: Final = 0.05
 """Seconds that a step is taken to be on its way before any has come round."""
 OVERDUE: Final = 4.0
@@ -67,6 +75,7 @@ class StepQueue:
             int, dict[Hashable, float]
         ] = {}  # of a slot, sessions whose next step is on its way, and since when
         self._round = ROUND_S
+        self._passed: int | None = None  # the slot that another was served before, out of its turn
 
     def __len__(self) -> int:
         """Return how many steps wait."""
@@ -112,21 +121,39 @@ class StepQueue:
     def take(self, budget: int, now: float) -> list[Waiting]:
         """Remove and return the next turn: every decode of one slot, and at most `budget` tokens of
         longer steps."""
-        for slot in list(self._slots):
-            away = self._away.get(slot, {})
-            if away and self._slots[slot] and now < max(away.values()) + OVERDUE * self._round:
-                continue
-            sessions = self._slots.pop(slot)
-            if sessions:
-                away.clear()
-                self._slots[slot] = sessions
-                return self._take_from(sessions, budget)
-        return []
+        slots = [slot for slot in self._slots if self._ready(slot, now)]
+        if not slots:
+            return []
+        first = slots[0]
+        if first != self._passed and not any(map(_is_quick, self._fronts(first))):
+            slots.sort(key=lambda slot: not any(map(_is_short, self._fronts(slot))))
+        self._passed = first if slots[0] != first else None
+        sessions = self._slots.pop(slots[0])
+        self._away.get(slots[0], {}).clear()
+        self._slots[slots[0]] = sessions
+        return self._take_from(sessions, budget)
+
+    @property
+    def several_prompts(self) -> bool:
+        """Whether prompts of more than one session wait."""
+        waiting = (slot for slot in self._slots for step in self._fronts(slot) if step.n > 1)
+        return len(list(islice(waiting, 2))) > 1
+
+    def _ready(self, slot: int, now: float) -> bool:
+        """Return whether a slot has steps, and waits for none that are on their way."""
+        if not self._slots[slot]:
+            return False
+        away = self._away.get(slot, {})
+        return not away or now >= max(away.values()) + OVERDUE * self._round
+
+    def _fronts(self, slot: int) -> list[Waiting]:
+        """Return each session's first step, in order of arrival."""
+        return [queue[0] for queue in self._slots[slot].values()]
 
     def _take_from(self, sessions: dict[Hashable, deque[Waiting]], budget: int) -> list[Waiting]:
-        fronts = [queue[0] for queue in sessions.values()]  # in order of arrival
-        short = [step for step in fronts if 1 < step.n <= SHORT]
-        long = [step for step in fronts if step.n > SHORT]
+        fronts = [queue[0] for queue in sessions.values()]
+        short = [step for step in fronts if _is_short(step)]
+        long = [step for step in fronts if step.n > 1 and not _is_short(step)]
         shares = _shares(short, budget - budget // 2 if long else budget)
         begun = len(shares)
         shares += _shares(long, budget - sum(n for _, n in shares))
@@ -145,6 +172,14 @@ class StepQueue:
         if queue:
             sessions[step.key] = queue
         return step
+
+
+def _is_short(step: Waiting) -> bool:
+    return step.n > 1 and step.left <= SHORT
+
+
+def _is_quick(step: Waiting) -> bool:
+    return step.n == 1 or _is_short(step)
 
 
 def _shares(steps: Sequence[Waiting], budget: int) -> list[tuple[Waiting, int]]:

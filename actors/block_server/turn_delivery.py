@@ -40,6 +40,10 @@ class RoutedStep(Waiting):
     session: StageSession
     received: Step
 
+    @property
+    def left(self) -> int:
+        return max(self.n, self.session.length - self.seq_pos)
+
 
 class TurnDelivery:
     """The owner of routed steps. `sessions` is the table of routed sessions by id, which

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from zrt.actors.block_server.backend import Backend, LocalBackend
-from zrt.actors.block_server.prefill_budget import LEAST, LEAST_ON_GPU, Crowd, PrefillBudget
+from zrt.actors.block_server.prefill_budget import LEAST_ON_GPU, Crowd, PrefillBudget
 from zrt.actors.block_server.step_owner import StepOwner, Turn
 from zrt.actors.block_server.step_queue import StepQueue, Waiting
 from zrt.runtime.actor.executor import ComputeExecutor
@@ -69,7 +69,7 @@ class TurnLoop:
         self._queue = StepQueue()
         self._parked.clear()
         on_gpu = backend is not None and backend.engine.shard.device.type == "cuda"
-        self._prefill_budget = PrefillBudget(chunk, LEAST_ON_GPU if on_gpu else LEAST)
+        self._prefill_budget = PrefillBudget(chunk, LEAST_ON_GPU, chunk) if on_gpu else PrefillBudget(chunk)
 
     def add(self, step: Waiting) -> None:
         self._queue.add(step)
@@ -137,7 +137,8 @@ class TurnLoop:
                 now = time.monotonic()
                 if self._parked and now >= self._parked_since + PARKED_S:
                     self._unpark()
-                steps = self._queue.take(self._prefill_budget.budget(now), now)
+                budget = self._prefill_budget.budget(now, several=self._queue.several_prompts)
+                steps = self._queue.take(budget, now)
                 if not steps:
                     self._wake_at(self._due(), now)
                     break

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zrt.actors.block_server.prefill_budget import LEAST, QUIET_S, STRETCH, Crowd, PrefillBudget
+from zrt.actors.block_server.prefill_budget import LEAST, QUIET_S, SHARED, STRETCH, Crowd, PrefillBudget
 
 
 def test_nobody_decodes_so_a_prompt_takes_all_it_may() -> None:
@@ -26,6 +26,15 @@ def test_after_a_while_without_decodes_the_bound_is_lifted() -> None:
     pace.observe(1.0, 4, 0, 0.040)
     assert pace.budget(1.0 + QUIET_S) == LEAST
     assert pace.budget(1.1 + QUIET_S) == 512
+
+
+def test_while_several_prompts_wait_a_turn_is_short() -> None:
+    pace = PrefillBudget(512)
+    assert pace.budget(0.0, several=True) == SHARED
+    assert PrefillBudget(32).budget(0.0, several=True) == 32
+    assert PrefillBudget(2048, 512, 2048).budget(0.0, several=True) == 2048
+    pace.observe(1.0, 4, 0, 0.040)
+    assert pace.budget(1.0, several=True) == LEAST
 
 
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 512), st.floats(0, 10)), max_size=50), st.integers(1, 512))

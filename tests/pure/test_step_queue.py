@@ -69,6 +69,40 @@ def test_short_prompts_alone_have_the_whole_turn() -> None:
     assert taken(queue, 100) == [(0, 0, 40), (1, 0, 40), (2, 0, 20)]
 
 
+@dataclass(frozen=True, slots=True)
+class OfLong(Waiting):
+    """A step of a long prompt, which came in pieces."""
+
+    @property
+    def left(self) -> int:
+        return 10 * SHORT
+
+
+def test_a_piece_of_a_long_prompt_is_not_short() -> None:
+    queue = StepQueue()
+    for key in range(9):
+        queue.add(OfLong(key, 0, 16, list(range(16)), 0.0, 0, OWNER))
+    queue.add(step(9, 0, 36))
+    assert taken(queue, 72) == [(9, 0, 36), (0, 0, 16), (1, 0, 16), (2, 0, 4)]
+
+
+def test_a_slot_of_long_prompts_lets_a_short_one_go_first_and_is_passed_over_once_at_a_time() -> None:
+    queue = StepQueue()
+    for slot in range(2):
+        queue.add(step(slot, 0, 100 * SHORT, slot=slot))
+    assert queue.several_prompts
+    assert [taken(queue, 8) for _ in range(3)] == [[(0, 0, 8)], [(1, 0, 8)], [(0, 8, 8)]]
+    for key in range(2, 5):
+        queue.add(step(key, 0, 4, slot=0))
+    assert [taken(queue, 8) for _ in range(5)] == [
+        [(2, 0, 4), (0, 16, 4)],
+        [(1, 8, 8)],
+        [(3, 0, 4), (0, 20, 4)],
+        [(4, 0, 4), (0, 24, 4)],
+        [(1, 16, 8)],
+    ]
+
+
 def test_slots_take_turns() -> None:
     queue = StepQueue()
     for key in range(4):
