@@ -118,22 +118,23 @@ def test_every_field_of_a_spec_is_a_part_or_decides_nothing(make_model: MakeMode
     assert config_parts(spec, random=False).keys() == {f"config.json: {name}" for name in named - DRAWN}
 
 
-REWRITES: dict[str, Callable[[Path, bytes], None]] = {
-    "in place": lambda file, data: file.open("r+b").write(data) and None,
-    "in memory": lambda file, data: mapped(file, data),
-    "by another file": lambda file, data: (
-        (file.with_suffix(".x").write_bytes(data), file.with_suffix(".x").replace(file)) and None
-    ),
-}
+def in_place(file: Path, data: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.write(data)
 
 
-def mapped(file: Path, data: bytes) -> None:
+def in_memory(file: Path, data: bytes) -> None:
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as memory:
         memory[:] = data
         memory.flush()
 
 
-@pytest.mark.parametrize("rewrite", REWRITES)
+def by_another_file(file: Path, data: bytes) -> None:
+    file.with_suffix(".new").write_bytes(data)
+    file.with_suffix(".new").replace(file)
+
+
+@pytest.mark.parametrize("rewrite", [in_place, in_memory, by_another_file])
 def test_other_bytes_of_the_same_size_and_time_are_seen(
     copied: Callable[..., Path], memory: Path, rewrite: str
 ) -> None:
@@ -141,7 +142,7 @@ def test_other_bytes_of_the_same_size_and_time_are_seen(
     file, before = folder / SINGLE, content(folder, memory)
     times, data = file.stat(), bytearray(file.read_bytes())
     data[CheckpointIndex.open(folder).entry(DOWN).begin] ^= 1
-    REWRITES[rewrite](file, bytes(data))
+    rewrite(file, bytes(data))
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert (file.stat().st_size, file.stat().st_mtime_ns) == (times.st_size, times.st_mtime_ns)
     now = content(folder, memory)
@@ -260,7 +261,7 @@ def test_the_state_of_a_folder_shows_that_it_was_changed(copied: Callable[..., P
     assert folder_state(folder) != before
 
 
-# ---- the coordinator's -----------------------------------------------------------------------------
+# ---- the coordinator's ---------------------------------------------------------------------------
 
 
 def served(folder: Path, memory: Path, *, random: bool = False) -> ServedModel:
