@@ -66,6 +66,7 @@ class AssignedBlocks:
         self._threads = threads
         self._listener = listener
         self._loaded = self._captured = 0, 0
+        self._hashes = 0
         self._digests = TensorDigests()
         self._content: ModelContent | None = None
         self._confirmed_by = 0  # the incarnation of the coordinator
@@ -82,7 +83,7 @@ class AssignedBlocks:
         """Return how far the load is; None: nothing is assigned."""
         if self.assignment is None:
             return None
-        return LoadProgress(self.assignment.serial, *self._loaded, self.lent(), *self._captured)
+        return LoadProgress(self.assignment.serial, *self._loaded, self.lent(), *self._captured, self._hashes)
 
     def lent(self) -> LendLoad | None:
         """Return what the layer workers have, where there may be any."""
@@ -99,6 +100,7 @@ class AssignedBlocks:
         self._loop = asyncio.get_running_loop()
         reported = 0.0
         self._loaded = self._captured = 0, 0
+        self._hashes = 0
 
         def progress(done: int, total: int) -> None:
             nonlocal reported
@@ -139,7 +141,9 @@ class AssignedBlocks:
             random=assignment.weights == "random",
             digests=self._digests,
             cancelled=partial(self._cancelled, assignment),
+            hashes=self._on_hashing,
         )
+        self._hashes = 0
         return self._content
 
     async def confirm(self, assignment: Assignment) -> None:
@@ -253,6 +257,11 @@ class AssignedBlocks:
         self, folder: Path, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]
     ) -> Backend:
         return await self.lending.load(folder, assignment, progress, cancelled)
+
+    def _on_hashing(self, nbytes: int) -> None:
+        """Take how many bytes are being hashed, from the executor."""
+        self._hashes = nbytes
+        self._loop.call_soon_threadsafe(self._listener.progress_changed)
 
     def _on_captured(self, done: int, total: int) -> None:
         """Take how many graphs of how many are captured, from the executor."""

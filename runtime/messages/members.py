@@ -135,7 +135,8 @@ class Identified(Control):
 
 class LoadProgress(Control):
     """Progress of a load: bytes of weights read so far; then, on a GPU, CUDA graphs captured; and
-    the progress of the layer workers, if there are any."""
+    the progress of the layer workers, if there are any. Before any are read, `hashes` are the bytes
+    that are being hashed."""
 
     serial: U64
     done: U64
@@ -143,6 +144,7 @@ class LoadProgress(Control):
     lend: LendLoad | None = None
     graphs: U32 = 0
     all_graphs: U32 = 0
+    hashes: U64 = 0
 
 
 class ChildDied(Control):

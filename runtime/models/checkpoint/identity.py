@@ -84,9 +84,11 @@ def read_content(
     random: bool,
     digests: TensorDigests,
     cancelled: Callable[[], bool],
+    hashes: Callable[[int], None] | None = None,
 ) -> ModelContent:
     """Return what the folder holds of blocks first..last. Hashes tensors that `digests` does not
-    know. ZrtError: as CheckpointIndex.check and TensorDigests.digests."""
+    know; `cancelled` and `hashes` are those of TensorDigests.digests. ZrtError: as there and
+    CheckpointIndex.check."""
     states: dict[Path, FileState | None] = {folder / CONFIG: FileState.of(folder / CONFIG)}
     spec = read_spec(folder)
     parts = config_parts(spec, random=random)
@@ -103,7 +105,7 @@ def read_content(
         index.check(name, shape)
     names = {part: index.stored(name) for part, name in tensor_parts(spec, first, last).items()}
     entries = {part: index.entry(name) for part, name in names.items()}
-    found = digests.digests({names[part]: entry for part, entry in entries.items()}, states, cancelled)
+    found = digests.digests({names[part]: entry for part, entry in entries.items()}, states, cancelled, hashes)
     parts |= {part: found[name] for part, name in names.items()}
     return ModelContent(folder, parts, {part: entry.file for part, entry in entries.items()}, states)
 

@@ -83,33 +83,35 @@ class TensorDigests:
         tensors: Mapping[str, TensorEntry],
         states: Mapping[Path, FileState | None],
         cancelled: Callable[[], bool],
+        hashes: Callable[[int], None] | None = None,
     ) -> dict[str, str]:
         """Return the digest of each tensor, by its name in the files, as 64 hex digits. `states`
         are those of the files from before their headers were read. Blocks while it hashes what is
-        not remembered.
+        not remembered; `hashes` is told how many bytes that are.
 
         ZrtError bad_model: a file is in another state by now, or cannot be read; cancelled.
         """
         found: dict[str, str] = {}
-        by_file: dict[Path, dict[str, TensorEntry]] = {}
-        for name, entry in tensors.items():
-            by_file.setdefault(entry.file, {})[name] = entry
-        began, hashed = time.monotonic(), 0
-        workers = min(HASHERS, len(os.sched_getaffinity(0)))
+        missing: dict[Path, dict[str, TensorEntry]] = {}
+        for file in {entry.file for entry in tensors.values()}:
+            known = self._remembered(file, states[file])
+            of_file = {name: entry for name, entry in tensors.items() if entry.file == file}
+            found |= {name: known[name] for name in of_file if name in known}
+            missing[file] = {name: entry for name, entry in of_file.items() if name not in known}
+        nbytes = sum(entry.nbytes for of_file in missing.values() for entry in of_file.values())
+        if not nbytes:
+            return found
+        if hashes is not None:
+            hashes(nbytes)
+        began, workers = time.monotonic(), min(HASHERS, len(os.sched_getaffinity(0)))
         with _pool(workers) as pool:
-            for file, wanted in by_file.items():
-                state = states[file]
-                known = self._remembered(file, state)
-                found |= {name: known[name] for name in wanted if name in known}
-                missing = {name: entry for name, entry in wanted.items() if name not in known}
-                if missing:
-                    new = _hashed(file, state, missing, pool, cancelled)
-                    self._remember(file, state, new)
+            for file, of_file in missing.items():
+                if of_file:
+                    new = _hashed(file, states[file], of_file, pool, cancelled)
+                    self._remember(file, states[file], new)
                     found |= new
-                    hashed += sum(entry.nbytes for entry in missing.values())
-        if hashed:
-            pace = hashed / 1e9 / max(1e-9, time.monotonic() - began)
-            log.info("hashed %s of weights, %.2f GB/s in %d threads", byte_size(hashed), pace, workers)
+        pace = nbytes / 1e9 / max(1e-9, time.monotonic() - began)
+        log.info("hashed %s of weights, %.2f GB/s in %d threads", byte_size(nbytes), pace, workers)
         return found
 
     def _place(self, file: Path) -> Path:
