@@ -8,9 +8,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -175,7 +178,7 @@ def test_what_was_hashed_is_not_hashed_again(
 
 def test_what_was_written_a_moment_ago_is_not_remembered(copied: Callable[..., Path], tmp_path: Path) -> None:
     content(copied(), tmp_path / "digests")
-    assert not (tmp_path / "digests").exists()
+    assert list((tmp_path / "digests").glob("*.json")) == []
 
 
 CHILD = """
@@ -211,10 +214,45 @@ def test_processes_that_hash_at_once_lose_nothing(
     for child in children:
         child.communicate("go\n", timeout=30)
     assert [child.returncode for child in children] == [0] * 4
-    assert [place.suffix for place in memory.iterdir() if place.name != "lock"] == [".json"]
+    assert [place.suffix for place in memory.iterdir() if place.is_file() and place.name != "lock"] == [".json"]
     parts = content(folder, memory.with_name("other")).parts
     never_read(monkeypatch)
     assert content(folder, memory).parts == parts
+
+
+def test_of_two_that_want_the_same_tensors_one_hashes_and_the_other_waits(
+    make_model: MakeModel, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes, waits, go = Event(), Event(), Event()
+    hashed: list[Path] = []
+    really = tensor_digests._hashed
+
+    def counted(file: Path, *rest: Any) -> dict[str, str]:
+        hashed.append(file)
+        return really(file, *rest)
+
+    monkeypatch.setattr(tensor_digests, "_hashed", counted)
+
+    def first() -> bool:
+        hashes.set()
+        return not go.wait(20)
+
+    def second() -> bool:
+        waits.set()
+        return False
+
+    def found(cancelled: Callable[[], bool]) -> ModelContent:
+        folder, digests = make_model("llama"), TensorDigests(memory)
+        return read_content(folder, (1, 2), random=False, digests=digests, cancelled=cancelled)
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(found, first)
+        assert hashes.wait(20)
+        other = pool.submit(found, second)
+        assert waits.wait(20)
+        go.set()
+        assert one.result().parts == other.result().parts
+    assert len(hashed) == 1
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"file": 1}'])

@@ -7,7 +7,8 @@ weights, by that file's path, size, times and inode: nothing but the kernel sets
 that change with size and mtime kept are seen. Not seen is a write beneath the file system, or with
 the clock set back to the very same nanosecond.
 
-Processes share the folder: whoever adds to a file of it replaces the file whole, one at a time.
+Processes share the folder: whoever adds to a file of it replaces the file whole, one at a time, and
+of those that want the same tensors at once, one hashes and the others wait.
 """
 
 import fcntl
@@ -17,9 +18,9 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,6 +41,10 @@ SETTLED_S: Final = 2.0
 coarsely gives two writes the same time."""
 LOCK_S: Final = 1.0
 """How long to wait for whoever else adds to what is remembered; after that nothing is added."""
+TURN_S: Final = 120.0
+"""How long to wait for a process that hashes the same tensors, as a replica does."""
+TURNS: Final = 64
+"""Files by which processes wait for each other; of two that share one, one waits in vain."""
 POLL_S: Final = 0.01
 MOST_FILES: Final = 1024
 """Files of weights that are remembered; those hashed longest ago make room."""
@@ -107,12 +112,38 @@ class TensorDigests:
         with _pool(workers) as pool:
             for file, of_file in missing.items():
                 if of_file:
-                    new = _hashed(file, states[file], of_file, pool, cancelled)
-                    self._remember(file, states[file], new)
-                    found |= new
+                    with self._turn(file, of_file, cancelled):
+                        found |= self._hashed_or_waited_for(file, states[file], of_file, pool, cancelled)
         pace = nbytes / 1e9 / max(1e-9, time.monotonic() - began)
         log.info("hashed %s of weights, %.2f GB/s in %d threads", byte_size(nbytes), pace, workers)
         return found
+
+    def _hashed_or_waited_for(
+        self,
+        file: Path,
+        state: FileState | None,
+        tensors: Mapping[str, TensorEntry],
+        pool: ThreadPoolExecutor,
+        cancelled: Callable[[], bool],
+    ) -> dict[str, str]:
+        """Return the digests of tensors of one file, some of which another process may have hashed
+        since they were missed."""
+        known = self._remembered(file, state)
+        missing = {name: entry for name, entry in tensors.items() if name not in known}
+        new = _hashed(file, state, missing, pool, cancelled) if missing else {}
+        self._remember(file, state, new)
+        return {name: new[name] if name in new else known[name] for name in tensors}
+
+    @contextmanager
+    def _turn(self, file: Path, names: Iterable[str], cancelled: Callable[[], bool]) -> Iterator[None]:
+        """Let one process at a time hash these tensors, for the length of the block; all at once
+        where the folder cannot be written."""
+        number = int.from_bytes(hashlib.sha256(" ".join([str(file), *sorted(names)]).encode()).digest()) % TURNS
+        with ExitStack() as stack:
+            with suppress(OSError):
+                (self._folder / "turns").mkdir(parents=True, exist_ok=True)
+                stack.enter_context(_locked(self._folder / "turns" / str(number), TURN_S, cancelled))
+            yield
 
     def _place(self, file: Path) -> Path:
         """Return where the digests of a file of this machine are remembered: a home may be shared
@@ -131,11 +162,11 @@ class TensorDigests:
     def _remember(self, file: Path, state: FileState | None, tensors: Mapping[str, str]) -> None:
         """Add digests to those remembered of a file, unless it was changed a moment ago. They are
         only not remembered where that fails."""
-        if state is None or time.time() - state.times[1] / 1e9 < SETTLED_S:
+        if not tensors or state is None or time.time() - state.times[1] / 1e9 < SETTLED_S:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with _locked(self._folder / "lock") as held:
+            with _locked(self._folder / "lock", LOCK_S) as held:
                 if held:
                     known = {**self._remembered(file, state), **tensors}
                     text = msgspec.json.encode(RememberedFile(str(file.resolve()), state, known))
@@ -163,16 +194,16 @@ def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[bool]:
+def _locked(path: Path, patience_s: float, cancelled: Callable[[], bool] = lambda: False) -> Iterator[bool]:
     """Hold an exclusive flock on `path`, which the kernel drops when its owner dies; yield False
-    where another holds it for LOCK_S."""
-    give_up = time.monotonic() + LOCK_S
+    where another holds it for `patience_s`, or the wait is `cancelled`."""
+    give_up = time.monotonic() + patience_s
     with path.open("w") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() < give_up:
+                if time.monotonic() < give_up and not cancelled():
                     time.sleep(POLL_S)
                     continue
                 yield False
