@@ -13,6 +13,7 @@ from support.groups import member, ranked
 from support.peers import until
 from support.tiny_models import reference
 
+from zrt.actors.block_server import block_server
 from zrt.actors.coordinator.coordinator import Coordinator
 from zrt.actors.coordinator.sessions.requests import Requests
 from zrt.runtime.actor.actor import Actor
@@ -61,6 +62,11 @@ def served(make_model: Callable[..., Path], tmp_path: Path) -> Callable[..., Ser
         return Served(folder, other, file)
 
     return serve
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_server, "LOOK_S", 0.1)
 
 
 async def told(stream: Stream) -> tuple[list[int], ZrtError | None]:
