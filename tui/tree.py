@@ -91,6 +91,8 @@ def _state(node: TreeNode) -> str:
     actor = node.actor
     if actor is None:
         return node.state
+    if actor.state == "loading" and actor.hashes:
+        return "hash"
     if actor.state == "loading" and actor.all_graphs:
         return f"graph {actor.graphs}/{actor.all_graphs}"
     if actor.state == "loading" and actor.total_bytes:

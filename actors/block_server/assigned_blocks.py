@@ -6,6 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 from zrt.actors.block_server.backend import Backend, BackendListener, LocalBackend, Progress, load_assigned
@@ -17,8 +19,10 @@ from zrt.runtime.actor.member import Member
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.hard_exit import leave
-from zrt.runtime.messages.members import Assignment, LoadProgress
+from zrt.runtime.messages.members import MOST_PARTS, Assignment, Identified, Identify, LoadProgress
 from zrt.runtime.messages.stats import LendLoad
+from zrt.runtime.models.checkpoint.identity import ModelContent, folder_state, read_content
+from zrt.runtime.models.checkpoint.tensor_digests import FileState, TensorDigests
 from zrt.runtime.models.fetch.resolve import resolve
 
 log = logging.getLogger(__name__)
@@ -30,6 +34,9 @@ REBUILDS: Final = 5
 REBUILD_PAUSE_S: Final = 0.5
 PROGRESS_S: Final = 0.1
 """The shortest time between two reports of load progress."""
+IDENTIFY_S: Final = 1800.0
+"""How long the coordinator may take to say which parts are the model's: it may hash them first."""
+ASK_AGAIN_S: Final = 0.2
 
 
 class AssignedBlocks:
@@ -59,6 +66,13 @@ class AssignedBlocks:
         self._threads = threads
         self._listener = listener
         self._loaded = self._captured = 0, 0
+        self._hashes = 0
+        self._digests = TensorDigests()
+        self._content: ModelContent | None = None
+        self._confirmed_by = 0  # the incarnation of the coordinator
+        self._folder: Path | None = None
+        self._loaded_of: dict[str, FileState | None] = {}
+        self._last_seen: dict[str, FileState | None] = {}
 
     def assign(self, assignment: Assignment) -> None:
         """Take an assignment; what is still being loaded of an earlier one breaks off."""
@@ -69,7 +83,7 @@ class AssignedBlocks:
         """Return how far the load is; None: nothing is assigned."""
         if self.assignment is None:
             return None
-        return LoadProgress(self.assignment.serial, *self._loaded, self.lent(), *self._captured)
+        return LoadProgress(self.assignment.serial, *self._loaded, self.lent(), *self._captured, self._hashes)
 
     def lent(self) -> LendLoad | None:
         """Return what the layer workers have, where there may be any."""
@@ -79,12 +93,14 @@ class AssignedBlocks:
     async def load(self, assignment: Assignment) -> Backend:
         """Return the backend of these blocks, once what served before has let go.
 
-        ZrtError: as load_engine, RankGroup.form and load, Lending.load; cancelled: another
-        assignment came, or the actor ends.
+        ZrtError: as load_engine, RankGroup.form and load, Lending.load, read_content; bad_model: it
+        is not the model that the cluster serves; cancelled: another assignment came, or the actor
+        ends.
         """
         self._loop = asyncio.get_running_loop()
         reported = 0.0
         self._loaded = self._captured = 0, 0
+        self._hashes = 0
 
         def progress(done: int, total: int) -> None:
             nonlocal reported
@@ -94,15 +110,88 @@ class AssignedBlocks:
                 reported = now
                 self._loop.call_soon_threadsafe(self._listener.progress_changed)
 
-        def cancelled() -> bool:
-            return self.assignment is not assignment or self._actor.ended.is_set()
-
+        cancelled = partial(self._cancelled, assignment)
         await self._let_go()
         lends = bool(assignment.lend) or assignment.helped
         if not lends:
             self.lending.forget()
         load = self._load_lent if lends else self._load_here if assignment.tp == 1 else self._load_group
-        return await load(assignment, progress, cancelled)
+        folder = await self._executor.run(resolve, assignment.model, weights=assignment.weights == "files")
+        content = await self._read_content(folder, assignment)
+        await self.confirm(assignment)
+        backend = await load(folder, assignment, progress, cancelled)
+        try:
+            await self._executor.run(content.check_unchanged)
+            await self.confirm(assignment)  # another coordinator may have come
+        except ZrtError:
+            if not cancelled():
+                await self.end()
+            raise
+        return backend
+
+    async def _read_content(self, folder: Path, assignment: Assignment) -> ModelContent:
+        """Find out what the folder holds of the assigned blocks, for `confirm`. ZrtError: as
+        read_content."""
+        self._folder, self._content, self._confirmed_by = folder, None, 0
+        self._loaded_of = await self._executor.run(folder_state, folder)
+        self._content = await self._executor.run(
+            read_content,
+            folder,
+            (assignment.first, assignment.last),
+            random=assignment.weights == "random",
+            digests=self._digests,
+            cancelled=partial(self._cancelled, assignment),
+            hashes=self._on_hashing,
+        )
+        self._hashes = 0
+        return self._content
+
+    async def confirm(self, assignment: Assignment) -> None:
+        """Have the present coordinator confirm that these blocks are of the model it serves, unless
+        it has; wait for one where there is none.
+
+        ZrtError bad_model: they are not, and have to be let go of; cancelled: as load.
+        """
+        content, member = self._content, self._actor
+        while content is not None and self._confirmed_by != member.coordinator.incarnation:
+            if self._cancelled(assignment):
+                raise ZrtError("cancelled", "another assignment came", member.name)
+            asked = member.coordinator.incarnation
+            try:
+                differing = await self._differing(content)
+            except ZrtError as error:
+                if error.kind not in ("coordinator_lost", "unknown_session"):
+                    raise
+                await asyncio.sleep(ASK_AGAIN_S)  # it joins the next one meanwhile
+                continue
+            if differing:
+                self._loaded_of = await self._executor.run(folder_state, content.folder)
+                raise content.unlike(differing)
+            self._confirmed_by = asked
+
+    async def _differing(self, content: ModelContent) -> list[str]:
+        """Return the parts that are not those of the coordinator's model."""
+        differing: list[str] = []
+        parts = list(content.parts.items())
+        for begin in range(0, len(parts), MOST_PARTS):
+            question = Identify(dict(parts[begin : begin + MOST_PARTS]))
+            answer = (await self._actor.ask_coordinator(question, timeout=IDENTIFY_S)).body
+            if not isinstance(answer, Identified):
+                raise ZrtError("internal", f"the answer to Identify is a {type(answer).__name__}", self._actor.name)
+            differing += answer.differing
+        return differing
+
+    async def files_changed(self) -> bool:
+        """Return whether the model's files are others than when they were last loaded or refused,
+        and are as they were at the last call: nobody writes them any more."""
+        if self._folder is None:
+            return False
+        now = await self._executor.run(folder_state, self._folder)
+        settled, self._last_seen = now == self._last_seen, now
+        return settled and now != self._loaded_of
+
+    def _cancelled(self, assignment: Assignment) -> bool:
+        return self.assignment is not assignment or self._actor.ended.is_set()
 
     async def end(self) -> None:
         """End the ranks and what is lent. What is assigned meanwhile keeps what it has found out
@@ -118,9 +207,10 @@ class AssignedBlocks:
         if group is not None:
             await group.end()
 
-    async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
+    async def _load_here(
+        self, folder: Path, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]
+    ) -> Backend:
         def load() -> Engine:
-            folder = resolve(assignment.model, weights=assignment.weights == "files")
             return load_assigned(
                 folder,
                 assignment,
@@ -132,10 +222,11 @@ class AssignedBlocks:
 
         return LocalBackend(self._executor, await self._executor.run(load))
 
-    async def _load_group(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
+    async def _load_group(
+        self, folder: Path, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]
+    ) -> Backend:
         """Load as leader of `tp` ranks. A group that breaks meanwhile is built again, a few
         times."""
-        folder = await self._executor.run(resolve, assignment.model, weights=assignment.weights == "files")
         stats = self.group_stats
         if stats is None:
             raise ZrtError("internal", "no ranks are assigned", self._actor.name)
@@ -162,9 +253,15 @@ class AssignedBlocks:
                 stats.rebuilds += 1
         raise AssertionError("the last attempt returns or raises")
 
-    async def _load_lent(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
-        folder = await self._executor.run(resolve, assignment.model, weights=assignment.weights == "files")
+    async def _load_lent(
+        self, folder: Path, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]
+    ) -> Backend:
         return await self.lending.load(folder, assignment, progress, cancelled)
+
+    def _on_hashing(self, nbytes: int) -> None:
+        """Take how many bytes are being hashed, from the executor."""
+        self._hashes = nbytes
+        self._loop.call_soon_threadsafe(self._listener.progress_changed)
 
     def _on_captured(self, done: int, total: int) -> None:
         """Take how many graphs of how many are captured, from the executor."""

@@ -5,9 +5,9 @@ Receives from the coordinator: Assign, Workers, SetState, Open, Credit, Close, S
 InferenceRequest (token ids: prompts, replays). Receives from the stage before it: InferenceRequest
 (hidden states; token ids where the last stage closes the ring). From the one after it: HandOver.
 Receives from any peer, bare: InferenceRequest, answered by InferenceResponse. Sends to the
-coordinator: Register, Beat, StateChanged, LoadProgress, Opened, Sampled, Filled, StepFailed; to the
-next stage: InferenceRequest; to its TP ranks: the requests of messages/ranks.py; to its layer
-workers: those of messages/layers.py.
+coordinator: Register, Beat, StateChanged, LoadProgress, Identify, Opened, Sampled, Filled,
+StepFailed; to the next stage: InferenceRequest; to its TP ranks: the requests of messages/ranks.py;
+to its layer workers: those of messages/layers.py.
 
 With `tp` in its assignment it leads that many ranks (group.py), and all of them run each turn. With
 `lend`, or `helped`, it is the master of layer workers (lending.py), which run some of its blocks.
@@ -53,6 +53,7 @@ from zrt.runtime.messages.stats import Load
 log = logging.getLogger(__name__)
 
 COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace)
+LOOK_S = 1.0  # how often a model that could not be loaded is looked at
 
 
 class BlockServer(Member):
@@ -104,6 +105,7 @@ class BlockServer(Member):
         await super().start()
         self.depend(self.turns.run(), "turns")
         self.every(COLLECT_S, self._collect_idle)
+        self.every(LOOK_S, self._look_again)
 
     async def stop(self) -> None:
         self.state = "stopped"
@@ -135,7 +137,27 @@ class BlockServer(Member):
             self.routed.forget_all()
             if self.state == "draining":  # what it was to wait for is gone, and so is who asked
                 self.state = "drained"
-        if self.blocks.assignment is not None:  # things may have changed since the registration was written
+        given = self.blocks.assignment
+        if given is None:
+            return
+        if again or self.turns.backend is None:  # things may have changed since the registration was written
+            self._set_state(self.state, self._fault)
+        else:
+            self.spawn(self._confirm(given), "confirm")
+
+    async def _confirm(self, given: Assignment) -> None:
+        """Serve the sessions of another coordinator with the blocks that are loaded, if it serves
+        the same model."""
+        try:
+            await self.blocks.confirm(given)
+        except ZrtError as error:
+            if self.blocks.assignment is given and not self.ended.is_set():
+                self.turns.take_backend(None, given.chunk)
+                self._memory_channels.serve(None, None)
+                self._set_state("failed", self._as_fault(error))
+                await self.blocks.end()
+            return
+        if self.blocks.assignment is given:
             self._set_state(self.state, self._fault)
 
     def _free(self) -> None:
@@ -206,6 +228,16 @@ class BlockServer(Member):
             self.progress_changed()
             log.info("%s: is ready", self.name)
             self._set_state(self._loads_to)
+
+    def _look_again(self) -> None:
+        """Load a model that could not be loaded as it was, once its files are others."""
+        if self.state == "failed" and self._fault is not None and self._fault.kind == "bad_model":
+            self.spawn(self._load_changed(), "look again")
+
+    async def _load_changed(self) -> None:
+        given, changed = self.blocks.assignment, await self.blocks.files_changed()
+        if changed and given is not None and self.blocks.assignment is given and self.state == "failed":
+            self._begin(given)
 
     def _on_workers(self, workers: Workers, envelope: Envelope) -> Control:
         self.blocks.lending.workers_are(workers)

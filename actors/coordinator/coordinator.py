@@ -2,11 +2,11 @@
 and streams their tokens.
 
 Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers:
-StateChanged, LoadProgress, Sampled, Filled, StepFailed. Receives from clients (single frames,
-messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Follow, Unsubscribe, Drain,
-Undrain, Restart, Down. Sends to block servers: Assign, Workers, SetState, Open, Credit, Close,
-InferenceRequest (token ids). To `zrt up`: Kill. To every process: GoingDown, Shutdown. To clients:
-events.
+StateChanged, LoadProgress, Identify, Sampled, Filled, StepFailed. Receives from clients (single
+frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Follow, Unsubscribe,
+Drain, Undrain, Restart, Down. Sends to block servers: Assign, Workers, SetState, Open, Credit,
+Close, InferenceRequest (token ids). To `zrt up`: Kill. To every process: GoingDown, Shutdown. To
+clients: events.
 
 Its processes are in fleet/membership.py, its sessions in sessions/generations.py, its clients'
 requests in client_requests.py. It computes no tensors and never imports torch.
@@ -25,6 +25,7 @@ from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.cluster_plan import assignment_template, planned_roster
 from zrt.actors.coordinator.fleet.drains import Drains
 from zrt.actors.coordinator.fleet.membership import Membership
+from zrt.actors.coordinator.fleet.served_model import ServedModel
 from zrt.actors.coordinator.metrics import exposition
 from zrt.actors.coordinator.metrics_server import MetricsServer
 from zrt.actors.coordinator.prompts.requests import Requests
@@ -43,6 +44,7 @@ from zrt.runtime.messages.cluster import ActorInfo, pipeline_order
 from zrt.runtime.messages.members import Shutdown
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
 from zrt.runtime.models.checkpoint.layout import PAGE_TOKENS
+from zrt.runtime.models.checkpoint.tensor_digests import TensorDigests
 from zrt.runtime.models.fetch.resolve import resolve
 from zrt.runtime.wire.limits import MAX_CLIENT_FRAME
 
@@ -100,6 +102,7 @@ class Coordinator(Actor):
             self.generations,
             self.event_log,
             template=self.template,
+            model=ServedModel(folder, spec, random=conf.model.weights == "random", digests=TensorDigests()),
             cluster=self.cluster,
             changed=self._subscribers.changed,
         )

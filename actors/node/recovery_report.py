@@ -1,5 +1,5 @@
-"""The recoveries of a cluster: what came back after a loss, in words for the reader of `zrt up`'s
-stderr."""
+"""The recoveries of a cluster: what came back after a loss, and what did not since it cannot load,
+in words for the reader of `zrt up`'s stderr."""
 
 import asyncio
 import logging
@@ -27,10 +27,11 @@ class Recoveries:
     """The recoveries of one cluster. A process is back when its successor is ready, whatever
     becomes of others. The cluster is back when every stage is. That is said where no process was
     reported back, or where a process loads that was not lost itself: one whose ranks or workers
-    were lost, or one that takes another's place."""
+    were lost, or one that takes another's place. Why a process cannot load is said once."""
 
     def __init__(self) -> None:
         self._lost: dict[str, float] = {}
+        self._faults: dict[str, str] = {}
         self._unready: float | None = None
         self._told = self._others = False
 
@@ -70,7 +71,11 @@ class Recoveries:
                 actor.stage >= 0 and actor.state == "loading" and actor.name not in self._lost
                 for actor in cluster.actors
             )
-        lines = []
+        # those that are not started again have no process here, and were spoken of when they ended
+        faults = {actor.name: actor.fault for actor in cluster.actors if actor.pid and actor.state == "failed"}
+        news = faults.items() - self._faults.items()
+        lines = [f"{name} is not ready: {fault}" for name, fault in sorted(news)]
+        self._faults = faults
         for actor in cluster.actors:
             if actor.name not in self._lost or actor.pid != pids.get(actor.name):
                 continue

@@ -7,7 +7,7 @@
 | any process | coordinator | Register Beat | members.py, stats.py |
 | `zrt up` | coordinator | ChildDied | members.py |
 | coordinator | block server | Assign Workers SetState Open Credit Close | members.py, sessions.py |
-| block server | coordinator | StateChanged LoadProgress Opened Sampled Filled StepFailed | members.py, sessions.py |
+| block server | coordinator | StateChanged LoadProgress Identify Opened Sampled Filled StepFailed | members.py, sessions.py |
 | coordinator | first stage | InferenceRequest (token ids: prompts and replays) | inference.py |
 | stage | next stage | InferenceRequest (hidden states) | inference.py |
 | last stage | first stage | InferenceRequest (token ids: the ring) | inference.py |
@@ -20,6 +20,7 @@
 | layer worker | its master | WorkerInfo Tensor LayerAssignmentAck WorkerReady … WorkerError: one answer each | layers.py |
 | any peer, bare | layer worker | any of layers.py's that a worker takes -> its answer | layers.py |
 | coordinator | `zrt up` | Kill | members.py |
+| coordinator | block server | Identified | members.py |
 | coordinator | any process | Registered GoingDown Shutdown | members.py |
 
 In reading order:

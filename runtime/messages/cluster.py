@@ -57,6 +57,8 @@ class ActorInfo(Struct):
     """CUDA graphs that the process has captured of `all_graphs`, once its weights are loaded on a
     GPU."""
     all_graphs: int = 0
+    hashes: int = 0
+    """Bytes of weights that the process hashes before it loads; 0 where their digests are known."""
 
 
 def pipeline_order(actor: ActorInfo) -> tuple[int, str]:

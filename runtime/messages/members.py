@@ -4,9 +4,9 @@ Every process registers with the coordinator and then beats once a second. Block
 what to hold (`Assign`), and when to leave service and come back (`SetState`).
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from zrt.runtime.messages.control import Address, Control, Fault
 from zrt.runtime.messages.header import U32, U64, Label, Name
@@ -20,6 +20,8 @@ Serving = Literal["ready", "draining", "drained"]
 """States of a block server that holds its blocks."""
 
 GPU_MEMORY: Final = 0.9
+MOST_PARTS: Final = 2048
+"""The most parts of a model that one Identify names."""
 
 
 class Lend(Struct, frozen=True):
@@ -114,9 +116,27 @@ class StateChanged(Control):
     fault: Fault | None = None
 
 
+class Identify(Control):
+    """Question of a block server, before it loads and again before it serves, whether these parts
+    of what it has are those of the model that the cluster serves; the reply is `Identified`.
+
+    `parts` are digests by name (see models/checkpoint/identity.py): values of the config, and
+    tensors of the sender's blocks. More than MOST_PARTS travel in several messages.
+    """
+
+    parts: Annotated[dict[Label, Label], Meta(max_length=MOST_PARTS)]
+
+
+class Identified(Control):
+    """Answer to Identify: the names of the parts that are not those of the model."""
+
+    differing: list[Label]
+
+
 class LoadProgress(Control):
     """Progress of a load: bytes of weights read so far; then, on a GPU, CUDA graphs captured; and
-    the progress of the layer workers, if there are any."""
+    the progress of the layer workers, if there are any. Before any are read, `hashes` are the bytes
+    that are being hashed."""
 
     serial: U64
     done: U64
@@ -124,6 +144,7 @@ class LoadProgress(Control):
     lend: LendLoad | None = None
     graphs: U32 = 0
     all_graphs: U32 = 0
+    hashes: U64 = 0
 
 
 class ChildDied(Control):
@@ -200,6 +221,8 @@ MemberMessage = (
     Register
     | Beat
     | StateChanged
+    | Identify
+    | Identified
     | LoadProgress
     | ChildDied
     | Registered

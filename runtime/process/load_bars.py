@@ -2,15 +2,18 @@
 
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from zrt.runtime.formatting import counted
+from zrt.runtime.formatting import byte_size, counted
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.process.terminal import say
+
+HASHES_SHOWN: Final = 1 << 30
+"""Bytes whose hashing takes long enough to be spoken of."""
 
 
 class _Screen(Console):
@@ -93,6 +96,9 @@ class Bars:
                     if worker.total_bytes and worker.state != "asked":
                         what = f"{worker.name} (blocks {worker.layers} of {actor.name})"
                         self.update(worker.held_bytes, worker.total_bytes, what, worker.push_bytes, worker.push_bytes_s)
+            if actor.state == "loading" and actor.hashes >= HASHES_SHOWN:
+                hashes = f"{actor.name} hashes {byte_size(actor.hashes)} of weights, once on this machine"
+                self.state(f"{actor.name} hashes", hashes)
             if actor.total_bytes:
                 what = f"{actor.name} (blocks {actor.lend.own if actor.lend is not None else actor.blocks})"
                 self.update(actor.done_bytes, actor.total_bytes, what)

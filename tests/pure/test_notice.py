@@ -66,6 +66,20 @@ def test_bars_have_ended_where_a_cluster_is_said_to_be_ready(monkeypatch: pytest
     assert ("stage0.1" in after) == (second < 10)
 
 
+def test_long_hashing_is_said_once_and_short_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(load_bars, "_Screen", lambda stderr: Console(file=screen, force_terminal=True, width=120))
+    hashing = [
+        ActorInfo(f"stage{number}", "block_server", "loading", stage=number, hashes=nbytes)
+        for number, nbytes in enumerate((1 << 20, 3 << 30))
+    ]
+    with Bars() as bars:
+        for _ in range(2):
+            bars.loading(Cluster(id="", name="test", model="m", ready=False, context=1, num_blocks=4, actors=hashing))
+    assert screen.getvalue().count("hashes") == 1
+    assert "stage1 hashes 3.0 GiB of weights, once on this machine" in screen.getvalue()
+
+
 QUEUED, WAITING = (
     Progress(id="r", phase="queued", done=2, total=3),
     Progress(id="r", phase="waiting", message="stage1 is gone"),

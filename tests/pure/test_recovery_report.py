@@ -115,3 +115,22 @@ def test_what_is_not_started_again_or_was_drained_is_not_said_to_be_back() -> No
     recoveries.given_up("stage0")
     assert recoveries.seen(seen(stage("drained"), ready=False), PIDS, 6.0) == []
     assert recoveries.seen(seen(stage("ready")), PIDS, 7.0) == []
+
+
+def test_why_a_process_cannot_load_is_said_once_and_again_when_it_is_another_reason() -> None:
+    recoveries = Recoveries()
+
+    def failed(fault: str) -> Cluster:
+        return seen(ActorInfo("stage0", "block_server", "failed", pid=11, stage=0, fault=fault), ready=False)
+
+    recoveries.lost("stage0", 5.0)
+    assert recoveries.seen(failed("bad_model: a"), PIDS, 6.0) == ["stage0 is not ready: bad_model: a"]
+    assert recoveries.seen(failed("bad_model: a"), PIDS, 7.0) == []
+    assert recoveries.seen(failed("bad_model: b"), PIDS, 8.0) == ["stage0 is not ready: bad_model: b"]
+    assert recoveries.seen(seen(stage("loading"), ready=False), PIDS, 9.0) == []
+    assert recoveries.seen(failed("bad_model: b"), PIDS, 10.0) == ["stage0 is not ready: bad_model: b"]
+    assert recoveries.seen(seen(stage("ready")), PIDS, 11.0) == ["stage0 is ready again, 6.0 s after it was lost"]
+
+
+def test_the_fault_of_a_process_that_is_not_started_again_was_said_when_it_ended() -> None:
+    assert Recoveries().seen(seen(stage("failed", pid=0), ready=False), PIDS, 6.0) == []

@@ -185,6 +185,21 @@ def test_a_stage_is_lost_when_its_process_came_back_and_cannot_load_it() -> None
     assert told(roster.pipeline.stage_lost()) == "stage 0 (blocks 0-14) is lost: bad_model: no such file"
 
 
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [("bad_model", True), ("worker_failed", True), ("internal", False), ("insufficient_memory", False)],
+)
+def test_sessions_end_with_the_kind_of_what_is_to_be_put_right(kind: str, kept: bool) -> None:
+    roster = make_roster()
+    make_ready(roster, "stage1.0", "stage1.1")
+    address = join(roster, "stage0")
+    roster.place()
+    roster.state_changed(address, StateChanged("failed", 0, Fault(kind, "why")))
+    lost = roster.pipeline.stage_lost()
+    assert lost is not None
+    assert lost.kind == (kind if kept else "stage_lost")
+
+
 def test_silence_is_told_by_the_last_beat() -> None:
     roster = make_roster()
     address = join(roster, "stage0")

@@ -5,8 +5,9 @@ messages.
 
 In reading order:
 
-- membership.py: takes Register, Beat, StateChanged, LoadProgress, ChildDied; sends Assign, Workers
+- membership.py: takes what processes say of themselves, and ChildDied; sends Assign, Workers
 - cluster_plan.py: what the cluster file says: seats, memory, assignments
+- served_model.py: which model it is that all block servers are to hold
 - roster.py: who is there, and what each holds and does
 - process_record.py: one registered process
 - placement.py: who sits in which seat of the plan, and who gets what is empty

@@ -2,9 +2,10 @@
 to hold.
 
 Receives from every process: Register, Beat. From `zrt up`: ChildDied. From block servers:
-StateChanged, LoadProgress. Sends to block servers: Assign, Workers. To `zrt up`: Kill.
+StateChanged, LoadProgress, Identify. Sends to block servers: Assign, Workers. To `zrt up`: Kill.
 """
 
+import asyncio
 import logging
 import secrets
 import time
@@ -14,6 +15,7 @@ from typing import get_args
 
 from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.roster import Roster
+from zrt.actors.coordinator.fleet.served_model import ServedModel
 from zrt.actors.coordinator.fleet.worker_allocation import WorkerAllocation
 from zrt.actors.coordinator.sessions.generations import Generations
 from zrt.runtime.actor.actor import Actor
@@ -30,6 +32,8 @@ from zrt.runtime.messages.members import (
     Beat,
     ChildDied,
     GoingDown,
+    Identified,
+    Identify,
     Kill,
     LoadProgress,
     Register,
@@ -51,8 +55,8 @@ WATCH_S = 1.0
 
 class Membership:
     """The processes of the coordinator `actor`, whose messages are handled here. `template` is what
-    all assignments have in common, `cluster` the cluster's id; `changed` is called when there is
-    something to tell subscribers."""
+    all assignments have in common, `model` what block servers are to hold, `cluster` the cluster's
+    id; `changed` is called when there is something to tell subscribers."""
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Membership:
         event_log: EventLog,
         *,
         template: Assignment,
+        model: ServedModel,
         cluster: str,
         changed: Callable[[], None],
     ) -> None:
@@ -72,6 +77,8 @@ class Membership:
         self._generations = generations
         self._event_log = event_log
         self._template = template
+        self._model = model
+        self._identifying = asyncio.Lock()
         self._cluster = cluster
         self._changed = changed
         self._worker_allocation = WorkerAllocation(conf)
@@ -84,6 +91,7 @@ class Membership:
         actor.handle(Beat, self._on_beat)
         actor.handle(StateChanged, self._on_state)
         actor.handle(LoadProgress, self._on_load_progress)
+        actor.handle(Identify, self._on_identify)
         actor.handle(ChildDied, self._on_child_died)
         actor.on_peer_death(self._on_peer_death)
 
@@ -187,6 +195,11 @@ class Membership:
     def _on_load_progress(self, message: LoadProgress, envelope: Envelope) -> None:
         self._roster.load_progress(_sender(envelope), message)
         self._changed()
+
+    async def _on_identify(self, message: Identify, envelope: Envelope) -> Control:
+        self._roster.known(_sender(envelope))
+        async with self._identifying:
+            return Identified(await asyncio.to_thread(self._model.differing, message.parts, self._actor.ended.is_set))
 
     def _on_child_died(self, message: ChildDied, envelope: Envelope) -> Control:
         if self._roster.known(_sender(envelope)).kind != "supervisor":

@@ -111,12 +111,14 @@ class Pipeline:
     def stage_lost(self) -> ZrtError | None:
         """Return the error that ends the sessions, if there is one: a stage has no replica and will
         get none, since its processes are not started again, or cannot load it. Its kind is
-        `worker_failed` where the stage lacks layer workers, else `stage_lost`."""
+        `worker_failed` where the stage lacks layer workers, `bad_model` where the files that are
+        there are not those of the model, else `stage_lost`."""
         for stage in range(self.num_stages):
             why = self._why_lost(stage)
             if why is not None:
                 faults = [record.fault.kind for record in self._placement.seated(stage) if record.fault]
-                return ZrtError("worker_failed" if faults[-1:] == ["worker_failed"] else "stage_lost", why)
+                kind = faults[-1] if faults and faults[-1] in ("worker_failed", "bad_model") else "stage_lost"
+                return ZrtError.of(kind, why)
         return None
 
     def _why_lost(self, stage: int) -> str | None:

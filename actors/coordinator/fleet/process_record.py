@@ -26,12 +26,14 @@ from zrt.runtime.messages.stats import Load
 
 @dataclass(slots=True)
 class LoadingProgress:
-    """How far a block server is with loading: bytes of weights read, then CUDA graphs captured."""
+    """How far a block server is with loading: bytes of weights being hashed, bytes read, then CUDA
+    graphs captured."""
 
     done_bytes: int = 0
     total_bytes: int = 0
     graphs: int = 0
     all_graphs: int = 0
+    hashes: int = 0
 
 
 @dataclass(slots=True)
@@ -171,7 +173,7 @@ class ProcessRecord:
         if message.serial != self.serial or self.seat is None:
             return False
         if message.state == "loading" and self.state != "loading":
-            self.loading.done_bytes = self.loading.graphs = 0
+            self.loading.done_bytes = self.loading.graphs = self.loading.hashes = 0
         self.state = message.state
         self.fault = message.fault if message.state == "failed" else None
         return True
@@ -180,7 +182,7 @@ class ProcessRecord:
         """Note how far loading is; return False if that is of an older assignment."""
         if message.serial != self.serial:
             return False
-        self.loading = LoadingProgress(message.done, message.total, message.graphs, message.all_graphs)
+        self.loading = LoadingProgress(message.done, message.total, message.graphs, message.all_graphs, message.hashes)
         self.last_beat.load.lend = message.lend
         return True
 
@@ -262,6 +264,7 @@ class ProcessRecord:
             total_bytes=loading.total_bytes,
             graphs=loading.graphs,
             all_graphs=loading.all_graphs,
+            hashes=loading.hashes,
             sessions=load.sessions,
             waiting=load.waiting,
             turns=load.turns,

@@ -126,16 +126,21 @@ class CheckpointIndex:
         """Return the files' name of tensor `name`."""
         return self._aliases.get(name, name)
 
+    def file(self, name: str) -> Path | None:
+        """Return the file that tensor `name` is said to be in, whether it is there or not; None: it
+        is in no file."""
+        return self._files.get(self.stored(name))
+
     def find(self, name: str) -> TensorEntry | None:
         """Return where tensor `name` lies, if it is there, though its file may be broken elsewhere;
         else None."""
-        file = self._files.get(self.stored(name))
+        file = self.file(name)
         return None if file is None else self.header(file).tensors.get(self.stored(name))
 
     def entry(self, name: str) -> TensorEntry:
         """Return where tensor `name` lies. Errors: bad_model unless it is there, in a file that is
         whole."""
-        file = self._files.get(self.stored(name))
+        file = self.file(name)
         if file is not None:
             _refuse(self.header(file).problems)
         entry = self.find(name)

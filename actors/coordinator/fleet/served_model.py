@@ -1,0 +1,75 @@
+"""The model that a cluster serves: what lay in its folder when the coordinator started. Whoever
+loads blocks is compared with that."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.models.architecture.spec import ModelSpec
+from zrt.runtime.models.checkpoint.identity import config_parts, tensor_parts
+from zrt.runtime.models.checkpoint.index import INDEX_FILE, SINGLE_FILE, CheckpointIndex
+from zrt.runtime.models.checkpoint.tensor_digests import FileState, TensorDigests
+
+log = logging.getLogger(__name__)
+
+
+class ServedModel:
+    """The identity of the model in `folder`, as it is now, part by part (see checkpoint/identity).
+
+    A tensor's digest is made when somebody has loaded that tensor: one that is loaded on this
+    machine is remembered there (`digests`), and is not hashed again. A tensor that is in no file
+    here is what the first who loads it has.
+    """
+
+    def __init__(self, folder: Path, spec: ModelSpec, *, random: bool, digests: TensorDigests) -> None:
+        self._digests = digests
+        self._pinned = config_parts(spec, random=random)
+        self._names: dict[str, str] = {}
+        self._states: dict[Path, FileState | None] = {}
+        self._index: CheckpointIndex | None = None
+        if random:
+            return
+        self._states = {folder / name: FileState.of(folder / name) for name in (SINGLE_FILE, INDEX_FILE)}
+        try:
+            self._index, spec = CheckpointIndex.open(folder).matched(spec)
+        except ZrtError as error:
+            log.warning("the first who loads a tensor says what it is: %s", error)
+        else:
+            self._states |= {file: FileState.of(file) for file in self._index.files if file not in self._states}
+        self._names = tensor_parts(spec, 0, spec.num_blocks - 1)
+
+    def differing(self, parts: Mapping[str, str], cancelled: Callable[[], bool]) -> list[str]:
+        """Return which of these parts are not those of the model. Blocks: may have to hash weights.
+
+        ZrtError: as TensorDigests.digests.
+        """
+        new = [part for part in parts if part not in self._pinned and part in self._names]
+        there = [part for part in new if self._is_here(part)]
+        own = self._own([part for part in there if self._is_as_it_was(part)], cancelled)
+        firsts = {part: parts[part] for part in new if part not in there}
+        self._pinned |= firsts | own
+        return [part for part, digest in parts.items() if self._pinned.get(part) != digest]
+
+    def _own(self, parts: list[str], cancelled: Callable[[], bool]) -> dict[str, str]:
+        """Return the digests of these parts by the files here."""
+        if self._index is None or not parts:
+            return {}
+        names = {part: self._index.stored(self._names[part]) for part in parts}
+        entries = {name: self._index.entry(name) for name in names.values()}
+        found = self._digests.digests(entries, self._states, cancelled)
+        return {part: found[name] for part, name in names.items()}
+
+    def _file(self, part: str) -> Path | None:
+        return None if self._index is None else self._index.file(self._names[part])
+
+    def _is_here(self, part: str) -> bool:
+        """Return whether the part's file was here at the start."""
+        file = self._file(part)
+        return file is not None and self._states[file] is not None
+
+    def _is_as_it_was(self, part: str) -> bool:
+        """Return whether the part's file is the same now as at the start; or else nobody can tell
+        any more what it was."""
+        file = self._file(part)
+        return file is not None and FileState.of(file) == self._states[file]

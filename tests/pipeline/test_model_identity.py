@@ -1,0 +1,193 @@
+"""Weights that are saved anew into the folder a cluster serves: whoever loads from there next is
+refused, whatever it is, and serves again once the model is back. Ids are transformers' own."""
+
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from support.clusters import Local, cluster_file, local_cluster
+from support.groups import member, ranked
+from support.peers import until
+from support.tiny_models import reference
+
+from zrt.actors.block_server import block_server
+from zrt.actors.coordinator.coordinator import Coordinator
+from zrt.actors.coordinator.sessions.requests import Requests
+from zrt.runtime.actor.actor import Actor
+from zrt.runtime.client.stream import Stream
+from zrt.runtime.cluster.file_loader import parse
+from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.client import Cluster
+from zrt.runtime.models.architecture.spec import read_spec
+
+PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
+TOKENS = 24
+SINGLE = "model.safetensors"
+
+
+class Served:
+    """A folder that is served. `anew` is the same model with other weights, or another config."""
+
+    def __init__(self, folder: Path, anew: Path, file: str) -> None:
+        self.folder = folder
+        self.file = folder / file
+        self._old = self.file.read_bytes()
+        self._new = (anew / file).read_bytes()
+        self.wanted = reference(folder, PROMPT, TOKENS)
+
+    def save_anew(self) -> None:
+        self._save(self._new)
+
+    def put_back(self) -> None:
+        self._save(self._old)
+
+    def _save(self, data: bytes) -> None:
+        """As programs save: whole, under the old name."""
+        self.file.with_suffix(".saving").write_bytes(data)
+        self.file.with_suffix(".saving").replace(self.file)
+
+    def refused(self, seen: Cluster) -> bool:
+        """Whether a process has failed since that file is another model's."""
+        return any(info.fault.startswith(f"bad_model: {self.file} (") for info in seen.actors if info.state == "failed")
+
+
+@pytest.fixture
+def served(make_model: Callable[..., Path], tmp_path: Path) -> Callable[..., Served]:
+    def serve(file: str = SINGLE, anew: dict[str, object] | None = None, **options: object) -> Served:
+        folder = shutil.copytree(make_model("llama", eos_token_id=None, **options), tmp_path / "model")
+        other = make_model("llama", eos_token_id=None, **(options | (anew or {"seed": 1})))
+        return Served(folder, other, file)
+
+    return serve
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_server, "LOOK_S", 0.1)
+
+
+async def told(stream: Stream) -> tuple[list[int], ZrtError | None]:
+    """The tokens of a stream, and what it ended with."""
+    got: list[int] = []
+    try:
+        async for piece in stream:
+            got += piece.token_ids
+    except ZrtError as error:
+        return got, error
+    return got, None
+
+
+async def refused_then_serves_again(cluster: Local, model: Served, harm: Callable[[], Awaitable[object]]) -> None:
+    """Save the weights anew, harm the cluster, see that it refuses what is there; put the old ones
+    back, and see that it serves them, by itself."""
+    assert await cluster.greedy(PROMPT, TOKENS) == model.wanted
+    model.save_anew()
+    await harm()
+    await cluster.until(model.refused)
+    model.put_back()
+    await cluster.until(lambda seen: seen.ready)
+    assert await cluster.greedy(PROMPT, TOKENS) == model.wanted
+
+
+@pytest.mark.parametrize(
+    ("file", "anew"),
+    [(SINGLE, {"seed": 1}), ("config.json", {"rms_norm_eps": 0.25})],
+    ids=["weights", "config"],
+)
+async def test_a_stage_that_is_started_again_does_not_serve_another_model(
+    served: Callable[..., Served], file: str, anew: dict[str, object]
+) -> None:
+    model = served(file, anew, max_position_embeddings=4096)
+    async with local_cluster(model.folder, ["0-1", "2-3"], model_context=4096) as cluster:
+        long = cluster.client.generate(token_ids=PROMPT, max_tokens=3000, temperature=0.0)
+        got = list((await anext(aiter(long))).token_ids)
+
+        async def restart() -> None:
+            await cluster.lose("stage1")
+            await cluster.join("stage1")
+
+        model.save_anew()
+        await restart()
+        seen = await cluster.until(lambda seen: bool(seen.fault))
+        assert f"bad_model: {model.file} (" in seen.fault
+        more, error = await told(long)
+        got += more
+        assert error is not None
+        assert (error.kind, str(model.file) in error.message) == ("bad_model", True)
+        with pytest.raises(ZrtError, match=str(model.file)) as refusal:
+            await cluster.greedy(PROMPT, TOKENS)
+        assert refusal.value.kind == "bad_model"
+        model.put_back()
+        await cluster.until(lambda seen: seen.ready)
+        assert await cluster.greedy(PROMPT, TOKENS) == model.wanted
+    assert got[:TOKENS] == model.wanted[: len(got)]
+
+
+@pytest.mark.parametrize("stage", ["stage0", "stage1"])
+async def test_a_block_server_that_joins_with_another_revision_takes_no_stage(
+    served: Callable[..., Served], stage: str
+) -> None:
+    model = served()
+    async with local_cluster(model.folder, ["0-1", "2-3"]) as cluster:
+
+        async def another_joins() -> None:
+            await cluster.join("another")
+            await cluster.lose(stage)
+
+        await refused_then_serves_again(cluster, model, another_joins)
+
+
+async def test_ranks_that_start_again_do_not_serve_another_model(served: Callable[..., Served]) -> None:
+    model = served()
+    async with ranked(model.folder, (2,)) as cluster:
+
+        async def kill_a_rank() -> None:
+            os.kill(member(cluster, 1).child.pid, signal.SIGKILL)
+
+        await refused_then_serves_again(cluster, model, kill_a_rank)
+
+
+async def test_a_worker_that_is_back_is_sent_nothing_of_another_model(served: Callable[..., Served]) -> None:
+    model = served()
+    async with local_cluster(model.folder, [None], lend={"attic": ["1-2"]}) as cluster:
+        sent = {file: file.stat().st_mtime_ns for file in cluster.cache.rglob("*")}
+
+        async def restart_the_worker() -> None:
+            await cluster.workers["attic"].stop()
+            await cluster.join_worker("attic")
+
+        await refused_then_serves_again(cluster, model, restart_the_worker)
+        assert {file: file.stat().st_mtime_ns for file in cluster.cache.rglob("*")} == sent
+
+
+@pytest.mark.parametrize("anew", [False, True])
+async def test_block_servers_serve_another_coordinator_only_the_model_that_it_serves(
+    served: Callable[..., Served], anew: bool
+) -> None:
+    """What they hold is not read again either way."""
+    model = served()
+    async with local_cluster(model.folder, ["0-1", "2-3"]) as cluster:
+        old, loads = cluster.coordinator, [server.blocks._content for server in cluster.servers]
+        await Actor.stop(old)
+        if anew:
+            model.save_anew()
+        text = cluster_file(model.folder, ["0-1", "2-3"], cluster_listen=old.endpoint)
+        conf, spec = parse(text, "test"), read_spec(model.folder)
+        new = Coordinator(conf, model.folder, spec, Requests(model.folder, spec, 256), cluster=old.cluster, port_s=5.0)
+        await new.start()
+        try:
+            if anew:
+                await until(lambda: all(info.state == "failed" for info in new.snapshot().actors if info.stage >= 0))
+                await cluster.until(model.refused)
+                with pytest.raises(ZrtError) as refusal:
+                    await cluster.greedy(PROMPT, TOKENS)
+                assert refusal.value.kind == "bad_model"
+            else:
+                await cluster.until(lambda seen: seen.ready)
+                assert await cluster.greedy(PROMPT, TOKENS) == model.wanted
+            assert [server.blocks._content for server in cluster.servers] == loads
+        finally:
+            await new.stop()
