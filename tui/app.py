@@ -318,11 +318,11 @@ class Top(App[None]):
         except OSError as error:
             self.notify(str(error), severity="error", markup=False)
         else:
-            self.notify(f"written: {path}", markup=False)
+            self.notify(f"written: {path.absolute()}", markup=False)
 
 
 def run(endpoint: str) -> int:
     """Run the monitor until it is left, and return the exit status."""
-    top = Top(endpoint, Path.cwd())
+    top = Top(endpoint, Path())
     top.run()
     return top.return_code or 0

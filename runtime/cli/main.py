@@ -5,17 +5,20 @@ cluster file is wrong. What each command takes and does is in commands/.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from zrt.runtime.cli.commands import COMMANDS, load
 from zrt.runtime.cli.exit_status import exit_status
+from zrt.runtime.process.python_command import environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
+        os.environ.update(environment(os.environ))  # before a library reads it, or this folder is gone
         arguments = command_line().parse_args(argv)
         from zrt.runtime.process.terminal import all_descriptors, mute, open_streams
 
