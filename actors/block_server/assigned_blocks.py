@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from zrt.actors.block_server.backend import Backend, BackendListener, LocalBackend, Progress, load_assigned
@@ -120,7 +121,7 @@ class AssignedBlocks:
 
     async def _load_here(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
         def load() -> Engine:
-            folder = resolve(assignment.model, weights=assignment.weights == "files")
+            folder = _folder(assignment)
             return load_assigned(
                 folder,
                 assignment,
@@ -135,7 +136,7 @@ class AssignedBlocks:
     async def _load_group(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
         """Load as leader of `tp` ranks. A group that breaks meanwhile is built again, a few
         times."""
-        folder = await self._executor.run(resolve, assignment.model, weights=assignment.weights == "files")
+        folder = await self._executor.run(_folder, assignment)
         stats = self.group_stats
         if stats is None:
             raise ZrtError("internal", "no ranks are assigned", self._actor.name)
@@ -163,7 +164,7 @@ class AssignedBlocks:
         raise AssertionError("the last attempt returns or raises")
 
     async def _load_lent(self, assignment: Assignment, progress: Progress, cancelled: Callable[[], bool]) -> Backend:
-        folder = await self._executor.run(resolve, assignment.model, weights=assignment.weights == "files")
+        folder = await self._executor.run(_folder, assignment)
         return await self.lending.load(folder, assignment, progress, cancelled)
 
     def _on_captured(self, done: int, total: int) -> None:
@@ -179,3 +180,8 @@ class AssignedBlocks:
         """End this process, since the executor waits in an operation that nothing else ends. The
         ranks end with it."""
         leave(STUCK_STATUS)
+
+
+def _folder(assignment: Assignment) -> Path:
+    """Return the folder of the assignment's model. Blocks; ZrtError bad_model."""
+    return resolve(assignment.model, weights=assignment.weights == "files", text=False)

@@ -107,6 +107,10 @@ class Bars:
             if text:
                 self.say(text)
 
+    def warn(self, text: str) -> None:
+        """Write a line about a model that a command goes on with."""
+        self.say(f"zrt: {text}")
+
     def say(self, text: str) -> None:
         """Write a line above the bars."""
         if self._console.is_terminal:

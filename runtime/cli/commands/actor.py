@@ -126,10 +126,13 @@ def tp_rank(arguments: argparse.Namespace) -> NoReturn:
 
 
 def coordinator(arguments: argparse.Namespace) -> NoReturn:
-    """Run a coordinator."""
+    """Run a coordinator, once its model is whole."""
     from zrt.actors.options import CoordinatorOptions
+    from zrt.runtime.cli import preflight
 
-    run_with(options_from(arguments, CoordinatorOptions))
+    options = options_from(arguments, CoordinatorOptions)
+    preflight.fetch(options.read())
+    run_with(options)
 
 
 def run_with(options: "ActorOptions") -> NoReturn:

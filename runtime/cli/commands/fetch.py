@@ -17,6 +17,6 @@ def run(arguments: argparse.Namespace) -> int:
     from zrt.runtime.process.load_bars import Bars
 
     with Bars() as bars:
-        folder = resolve(arguments.model, progress=bars.update)
+        folder = resolve(arguments.model, progress=bars.update, say=bars.warn)
     print(folder)
     return 0
