@@ -11,6 +11,7 @@ from typing import Final
 import tokenizers
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.model_files import find_model_file
 from zrt.runtime.text.chat_template import ChatTemplate
 from zrt.runtime.text.tokenizer_files import TokenizerSettings
 
@@ -55,11 +56,13 @@ class Tokenizer:
         Return None if there is no tokenizer.json: such a model takes token ids only. ZrtError
         bad_model.
         """
-        file = folder / "tokenizer.json"
-        if not file.is_file():
+        said = find_model_file(folder / "tokenizer.json")
+        if said is None:
             return None
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(file)), TokenizerSettings.read(folder), folder.name)
+            return cls(tokenizers.Tokenizer.from_buffer(said), TokenizerSettings.read(folder), folder.name)
+        except ZrtError:
+            raise
         except Exception as error:  # the files come from outside, and tokenizers raises bare Exceptions
             raise ZrtError("bad_model", f"the tokenizer of {folder} does not load: {error}") from error
 

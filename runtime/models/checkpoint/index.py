@@ -15,6 +15,7 @@ from typing import Final, Self
 import msgspec
 
 from zrt.runtime.errors import Kind, ZrtError
+from zrt.runtime.model_files import has_model_file
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.models.checkpoint.formats.dense import DENSE
 from zrt.runtime.models.checkpoint.formats.weight_format import WeightFormat
@@ -94,12 +95,12 @@ class CheckpointIndex:
         """Open the weights in `folder`, however broken: `problems` lists what is broken. Errors:
         bad_model only when there are no weights."""
         single, index_file = folder / SINGLE_FILE, folder / INDEX_FILE
-        if single.is_file() or single.is_symlink():
+        if has_model_file(single):
             header = read_header(single)
             inventory = cls(folder, dict.fromkeys([*header.tensors, *header.damaged], single))
             inventory._headers[single] = header
             return inventory
-        if index_file.is_file() or index_file.is_symlink():
+        if has_model_file(index_file):
             index = read_index(index_file)
             return cls(folder, index.files, index)
         raise ZrtError(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.model_files import has_model_file
 from zrt.runtime.models.fetch.demo import NAME as DEMO
 from zrt.runtime.models.fetch.demo import demo_folder
 from zrt.runtime.models.fetch.download_progress import Progress, Say, ignore, say_nothing
@@ -36,7 +37,7 @@ def resolve(
         return demo_folder(zrt_home or home(), progress)
     folder = expanded(ref)
     if ref and folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not has_model_file(folder / "config.json"):
             raise ZrtError("bad_model", f"the folder {ref} has no config.json, so it is no model; {WAYS}")
         return folder.resolve()
     if ref and folder.is_file():
