@@ -19,7 +19,7 @@ from zrt.runtime.model_files import has_model_file
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.models.checkpoint.formats.dense import DENSE
 from zrt.runtime.models.checkpoint.formats.weight_format import WeightFormat
-from zrt.runtime.models.checkpoint.layout import EMBEDDING, HEAD, Shapes
+from zrt.runtime.models.checkpoint.layout import EMBEDDING, HEAD, Shapes, other_name
 from zrt.runtime.models.checkpoint.safetensors import (
     SafetensorsHeader,
     ShardIndex,
@@ -124,8 +124,15 @@ class CheckpointIndex:
         return self._headers[file]
 
     def stored(self, name: str) -> str:
-        """Return the files' name of tensor `name`."""
-        return self._aliases.get(name, name)
+        """Return the files' name of tensor `name`, which may be that of a base model's
+        checkpoint."""
+        name = self._aliases.get(name, name)
+        other = other_name(name)
+        return other if self._names(other) and not self._names(name) else name
+
+    def _names(self, name: str) -> bool:
+        """Return whether the files, or their index, name this tensor, though it may be damaged."""
+        return name in self._files or (self._index is not None and name in self._index.damaged)
 
     def find(self, name: str) -> TensorEntry | None:
         """Return where tensor `name` lies, if it is there, though its file may be broken elsewhere;
@@ -163,9 +170,9 @@ class CheckpointIndex:
         """Return this index and `spec` as they fit together where the head is tied to the
         embedding. As in transformers, files with a head besides the embedding have that head, and
         files with the head alone have it for the embedding, too."""
-        if not spec.tied or HEAD not in self._files:
+        if not spec.tied or not self._names(self.stored(HEAD)):
             return self, spec
-        if EMBEDDING in self._files:
+        if self._names(self.stored(EMBEDDING)):
             return self, replace(spec, tied=False)
         twin = type(self)(self.folder, self._files, self._index, {EMBEDDING: HEAD})
         twin._headers = self._headers
