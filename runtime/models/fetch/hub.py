@@ -124,7 +124,11 @@ def _cached(ref: str) -> Path | None:
     import huggingface_hub
     from huggingface_hub import constants
 
-    paths.expanded(constants.HF_HUB_CACHE)  # the library itself would make a folder called ~
+    try:
+        paths.expanded(constants.HF_HUB_CACHE)  # the library itself would make a folder called ~
+    except ZrtError as error:
+        text = f"the cache of huggingface_hub is {error.message}: set HF_HOME to a folder"
+        raise ZrtError("bad_config", text) from None
     config = huggingface_hub.try_to_load_from_cache(ref, "config.json")
     return Path(config).parent if isinstance(config, str) else None
 
