@@ -13,8 +13,8 @@ from textual.widgets import Footer, Input, Static
 
 from zrt.runtime.client.stream import Stream
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import escaped
 from zrt.tui.feed import Feed
-from zrt.tui.rows import clean
 
 DRAW_S = 0.25
 MOST_TEXT = 8000
@@ -82,8 +82,8 @@ class Page(ModalScreen[None]):
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__()
-        self._title = clean(title)
-        self._text = clean(text)
+        self._title = escaped(title)
+        self._text = escaped(text, breaks=True)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll() as scroll:
@@ -152,7 +152,7 @@ class Chat(ModalScreen[None]):
         said = [f"{'> ' if one['role'] == 'user' else ''}{one['content']}" for one in self._messages]
         if self._stream is not None or self._answer:
             said.append(self._answer + ("▌" if self._stream is not None else ""))
-        talk = clean("\n\n".join([*said, *([self._trouble] if self._trouble else [])])[-MOST_TEXT:])
+        talk = escaped("\n\n".join([*said, *([self._trouble] if self._trouble else [])])[-MOST_TEXT:], breaks=True)
         if talk != self._drawn:
             self._drawn = talk
             self.query_one("#talk", Static).update(talk)

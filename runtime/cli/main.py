@@ -8,10 +8,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from zrt.runtime.cli.commands import COMMANDS, load
 from zrt.runtime.cli.exit_status import exit_status
+from zrt.runtime.formatting import escaped
 from zrt.runtime.process.python_command import environment
 
 
@@ -49,6 +50,9 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        super().error(escaped(message))
 
     def _load(self) -> None:
         """Add the command's arguments, now that the command is to be run."""

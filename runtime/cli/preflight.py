@@ -19,7 +19,7 @@ from zrt.runtime.cluster.memory import Needs, StageNeeds, needs, shortage
 from zrt.runtime.cluster.seats import stage_ranges
 from zrt.runtime.endpoints import endpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.formatting import byte_size, counted
+from zrt.runtime.formatting import byte_size, counted, escaped
 from zrt.runtime.host_memory import available_memory
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
 from zrt.runtime.models.checkpoint.index import Problem
@@ -275,7 +275,7 @@ def _sums(found: Needs, gpus: tuple[GpuNeeds, ...]) -> list[str]:
 
 
 def _print_lines(lines: list[str]) -> None:
-    print("\n".join(lines), flush=True)
+    print("\n".join(map(escaped, lines)), flush=True)
 
 
 def _print_json(fields: dict[str, Any]) -> None:
