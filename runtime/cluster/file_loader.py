@@ -59,7 +59,7 @@ def parse(text: str, where: str, given: Values = MappingProxyType({})) -> Conf:
         if not isinstance(values, Mapping):
             tables.setdefault(name, values)
         elif isinstance(table := tables.get(name, {}), dict):
-            tables[name] = table | values
+            tables[name] = {**table, **values}
     mistakes = unknown(tables, [*_TABLES, "stage", "worker"], "table")
     read: dict[str, Any] = {
         name: read_table(kind, tables.get(name, {}), f"[{name}]", _READERS, mistakes)

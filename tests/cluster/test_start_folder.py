@@ -1,6 +1,5 @@
 """The folder where `zrt up` is started: what lies there is not run, and it may go."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -49,7 +48,6 @@ def test_a_cluster_neither_runs_nor_needs_what_lies_where_it_was_started(
         while (again := run_zrt(*GREEDY, "--max-tokens", "5", home=home)).returncode:
             assert time.monotonic() < deadline, again.stderr
         assert again.stdout == wanted.stdout
-        assert len(json.loads(run_zrt("status", "--json", home=home).stdout)["actors"]) >= 2
         assert {process.cwd() for process in family(home)} == {FOLDER}
         assert run_zrt("down", home=home).returncode == 0
     finally:
