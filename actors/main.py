@@ -23,7 +23,7 @@ from zrt.actors.options import (
 )
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.process.lifeline import Lifeline, hold
-from zrt.runtime.process.terminal import all_descriptors, open_streams
+from zrt.runtime.process.terminal import all_descriptors, open_streams, say
 
 if TYPE_CHECKING:
     from zrt.runtime.actor.actor import Actor
@@ -70,12 +70,12 @@ def _main(arguments: Sequence[str], lifeline: Lifeline) -> NoReturn:
     except ValueError as error:
         lifeline.failed("bad_config", str(error))
         usage = "usage: python -m zrt.actors.main KIND [--name NAME] OPTIONS (by hand: zrt actor KIND)"
-        print(f"{usage}: {error}", file=sys.stderr)
+        say(f"{usage}: {error}")
         sys.exit(2)
     try:
         run(options, lifeline)
     except ZrtError as error:  # without a parent that could say it
-        print(f"zrt: {error}", file=sys.stderr)
+        say(f"zrt: {error}")
         sys.exit(2 if error.kind == "bad_config" else 1)
 
 

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 from msgspec import Struct
@@ -43,8 +43,12 @@ class ClusterOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         """Return the checked cluster file with the replacements made. ZrtError bad_config."""
         from zrt.runtime.cluster import file_loader  # only the coordinator reads one
 
+        # what the file may lack, or say otherwise, since these options say it
+        given: dict[str, Any] = {"model": {"ref": self.model}} if self.model else {}
+        given |= {"cluster": {"insecure": True}} if self.insecure else {}
+        given |= {"stage": [{}]} if self.stages else {}
         return file_loader.override(
-            file_loader.load(None if self.conf is None else Path(self.conf)),
+            file_loader.load(None if self.conf is None else Path(self.conf), given),
             model=self.model,
             stages=self.stages,
             tp=self.tp,

@@ -6,7 +6,8 @@ The files here are the base that every room may import:
 - endpoints.py: endpoints as people write them
 - formatting.py: amounts in words
 - version.py: the release of zrt that runs
-- paths.py: the folder of zrt's files on this machine
+- paths.py: the folder of zrt's files on this machine, and paths as people write them
+- model_files.py: the files of a model's folder, each opened in one way
 - hard_exit.py: the end of a process that does not wait for its threads
 - host_memory.py: memory of this machine that a new process may take
 - watchdog.py: blocking calls, given up when they take too long

@@ -1,4 +1,28 @@
-"""Amounts and ranges in words."""
+"""Amounts and ranges in words, and text from elsewhere fit to be shown."""
+
+import unicodedata
+from typing import Final
+
+_JOINERS: Final = "\u200c\u200d"
+"""Characters that scripts and emoji need, but whose width in a table is another for each
+terminal."""
+
+
+def escaped(text: str, *, breaks: bool = False) -> str:
+    """Return text from elsewhere (names, paths, messages) as one line fit for a table or a
+    terminal: characters that control something are written as escapes, such as "\\n" and
+    "\\x1b". With `breaks` it is running text: line breaks stay, and a tab becomes blanks."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escape(one, breaks) for one in text)
+
+
+def _escape(one: str, breaks: bool) -> str:
+    if unicodedata.category(one) == "Zs" or (breaks and one in _JOINERS):
+        return one
+    if breaks and one in "\n\t":
+        return one.replace("\t", "    ")
+    return one.encode("unicode_escape").decode()
 
 
 def counted(number: int, noun: str) -> str:

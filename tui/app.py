@@ -15,7 +15,7 @@ from textual.widgets import ContentSwitcher, Footer, Input, Static
 
 from zrt.runtime.client.client import Client
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.formatting import counted
+from zrt.runtime.formatting import counted, escaped
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.cluster import SessionInfo
 from zrt.tui.detail import Detail
@@ -24,7 +24,6 @@ from zrt.tui.keys import HELP, KEYS, ONLY, VIEWS
 from zrt.tui.lines import Lines
 from zrt.tui.palette import Commands
 from zrt.tui.plots import Plots
-from zrt.tui.rows import clean
 from zrt.tui.screens import Chat, Confirm, Page
 from zrt.tui.state import MonitorState
 from zrt.tui.status import as_json
@@ -111,7 +110,7 @@ class Top(App[None]):
         if banner.display != bool(self.feed.trouble):
             banner.display = bool(self.feed.trouble)
         if self.feed.trouble != self._trouble:
-            banner.update(clean(f"trying again: {self.feed.trouble}").replace("\n", " "))
+            banner.update(escaped(f"trying again: {self.feed.trouble}"))
             self._dirty = True
         self._trouble = self.feed.trouble
         if self._dirty and not self.paused:
@@ -153,7 +152,7 @@ class Top(App[None]):
         if top != self._top:
             self._top = top
             self._views.update(views)
-            self._told.update(clean(top[1]))
+            self._told.update(escaped(top[1], breaks=True))
 
     # ---- views -----------------------------------------------------------------------------------
 
@@ -259,7 +258,7 @@ class Top(App[None]):
             try:
                 await work(self.feed.client)
             except ZrtError as error:
-                self.notify(clean(str(error)), title="not done", severity="error", markup=False)
+                self.notify(escaped(str(error), breaks=True), title="not done", severity="error", markup=False)
             else:
                 self.notify(told, markup=False)
 
@@ -318,11 +317,11 @@ class Top(App[None]):
         except OSError as error:
             self.notify(str(error), severity="error", markup=False)
         else:
-            self.notify(f"written: {path}", markup=False)
+            self.notify(f"written: {path.absolute()}", markup=False)
 
 
 def run(endpoint: str) -> int:
     """Run the monitor until it is left, and return the exit status."""
-    top = Top(endpoint, Path.cwd())
+    top = Top(endpoint, Path())
     top.run()
     return top.return_code or 0

@@ -11,11 +11,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.formatting import counted
+from zrt.runtime.formatting import counted, escaped
 from zrt.runtime.messages.client import Cluster, Finished, Piece
 from zrt.runtime.messages.cluster import Happened, SessionInfo
 from zrt.tui.feed import Feed
-from zrt.tui.rows import bar, clean, sparkline
+from zrt.tui.rows import bar, sparkline
 from zrt.tui.state import MonitorState
 from zrt.tui.tables import clock
 
@@ -80,7 +80,7 @@ class Detail(ModalScreen[None]):
         where = f"{self.session:016x}"
         happened = [one for one in self._state.happened if one.where == where][-MOST_EVENTS:]
         lines = facts(self.session, self._last, cluster, happened, self._ended)
-        drawn = (clean("\n".join(lines)), clean(self._text))
+        drawn = (escaped("\n".join(lines), breaks=True), escaped(self._text, breaks=True))
         if drawn != self._drawn:
             self._drawn = drawn
             self.query_one("#facts", Static).update(drawn[0])

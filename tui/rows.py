@@ -7,6 +7,8 @@ from typing import Final, Generic, Literal, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
+from zrt.runtime.formatting import escaped
+
 Style = Literal["plain", "dim", "good", "warn", "bad"]
 BARS: Final = "▁▂▃▄▅▆▇█"
 BRANCHES: Final = " │├└"
@@ -90,23 +92,16 @@ class Table(Generic[T]):
         """Return every column of an item that is not empty, a line each, uncut, and without the
         branches of a tree."""
         shown = [(column.title, column.show(item).strip(BRANCHES)) for column in self.columns]
-        return [f"{title:<14} {clean(value)}" for title, value in shown if value]
-
-
-def clean(text: str) -> str:
-    """Return text from elsewhere in a form fit for a terminal: of its control characters only line
-    breaks are left."""
-    return text if text.isprintable() else "".join(one if one.isprintable() or one == "\n" else " " for one in text)
+        return [f"{title:<14} {escaped(value, breaks=True)}" for title, value in shown if value]
 
 
 def _widest(column: Column[T], items: Sequence[T]) -> int:
-    return max((cell_len(column.show(item)) for item in items), default=0)
+    return max((cell_len(escaped(column.show(item))) for item in items), default=0)
 
 
 def _cell(text: str, width: int) -> str:
-    """Return the text cut, with a mark, or filled to `width`; control characters, line breaks too,
-    become spaces."""
-    text = clean(text).replace("\n", " ")
+    """Return the text cut, with a mark, or filled to `width`, in one line."""
+    text = escaped(text)
     if cell_len(text) > abs(width):
         return set_cell_size(text, abs(width) - 1) + "…"
     return set_cell_size(text, width) if width >= 0 else text.rjust(-width)

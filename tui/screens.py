@@ -14,8 +14,8 @@ from textual.widgets import Footer, Input, Static
 from zrt.runtime.client.conversation import Conversation
 from zrt.runtime.client.stream import Stream
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import escaped
 from zrt.tui.feed import Feed
-from zrt.tui.rows import clean
 
 DRAW_S = 0.25
 MOST_TEXT = 8000
@@ -83,8 +83,8 @@ class Page(ModalScreen[None]):
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__()
-        self._title = clean(title)
-        self._text = clean(text)
+        self._title = escaped(title)
+        self._text = escaped(text, breaks=True)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll() as scroll:
@@ -164,7 +164,7 @@ class Chat(ModalScreen[None]):
         said = [text for question, answer in conversation.turns for text in (f"> {question}", answer)]
         if conversation.question is not None:
             said += [f"> {conversation.question}", self._answer + ("▌" if self._stream is not None else "")]
-        talk = clean("\n\n".join([*said, *([self._said] if self._said else [])])[-MOST_TEXT:])
+        talk = escaped("\n\n".join([*said, *([self._said] if self._said else [])])[-MOST_TEXT:], breaks=True)
         if talk != self._drawn:
             self._drawn = talk
             self.query_one("#talk", Static).update(talk)

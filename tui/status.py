@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.text import Text
 
 from zrt.runtime.client.client import Client
-from zrt.runtime.formatting import counted
+from zrt.runtime.formatting import counted, escaped
 from zrt.runtime.messages.client import Cluster
-from zrt.tui.rows import Row, Style, Table, clean
+from zrt.tui.rows import Row, Style, Table
 from zrt.tui.tables import SESSIONS
 from zrt.tui.tree import TREE, nodes
 
@@ -73,19 +73,21 @@ def tree(cluster: Cluster, width: int | None = None) -> list[Text]:
     ready = "ready" if cluster.ready else "not ready"
     lines = [
         Text(
-            clean(
+            escaped(
                 f"{cluster.name}: {cluster.model}, {counted(cluster.num_blocks, 'block')}, context {cluster.context}, {ready}"
             )
         )
     ]
     if cluster.fault:
-        lines.append(Text(clean(cluster.fault), style="red"))
+        lines.append(Text(escaped(cluster.fault, breaks=True), style="red"))
     for actor in cluster.actors:
         if actor.lend is not None and actor.lend.waits_for:
-            lines.append(Text(clean(f"{actor.name} waits for {actor.lend.waits_for}"), style="yellow"))
+            lines.append(Text(escaped(f"{actor.name} waits for {actor.lend.waits_for}"), style="yellow"))
     rows, told = nodes(cluster), list(cluster.sessions)
     if width is not None:
-        lines += [Text(clean(f"{one.name}: {one.fault}"), style="red") for one in cluster.actors if one.fault]
+        lines += [
+            Text(escaped(f"{one.name}: {one.fault}", breaks=True), style="red") for one in cluster.actors if one.fault
+        ]
     lines += _table(TREE.fitted(rows, WIDE) if width is None else TREE.within(rows, width), rows)
     if told:
         lines.append(Text(""))

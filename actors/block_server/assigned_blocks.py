@@ -116,7 +116,8 @@ class AssignedBlocks:
         if not lends:
             self.lending.forget()
         load = self._load_lent if lends else self._load_here if assignment.tp == 1 else self._load_group
-        folder = await self._executor.run(resolve, assignment.model, weights=assignment.weights == "files")
+        weights = assignment.weights == "files"
+        folder = await self._executor.run(resolve, assignment.model, weights=weights, text=False)
         content = await self._read_content(folder, assignment)
         await self.confirm(assignment)
         backend = await load(folder, assignment, progress, cancelled)

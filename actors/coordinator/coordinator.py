@@ -204,7 +204,7 @@ def make(options: CoordinatorOptions) -> Coordinator:
     """Return the coordinator of a cluster file, whose model must have been fetched. ZrtError
     bad_config, bad_model."""
     conf = options.read()
-    folder = resolve(conf.model.ref, weights=conf.model.weights == "files")
+    folder = resolve(conf.model.ref, weights=conf.model.weights == "files", text=False)
     spec = read_spec(folder)
     prompts = Requests(folder, spec, min(conf.model.context, spec.max_positions))
     return Coordinator(conf, folder, spec, prompts, cluster=options.cluster_id, port_s=options.port_wait)

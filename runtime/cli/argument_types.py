@@ -4,6 +4,7 @@ raises ArgumentTypeError for a text that it does not take."""
 import argparse
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -24,6 +25,24 @@ def whole(text: str, *, least: int, most: int | None = None) -> int:
         above = "too large" if most == _LARGEST else f"not {most} or less"
         raise argparse.ArgumentTypeError(f"{text} is not {least} or more" if number < least else f"{text} is {above}")
     return number
+
+
+def word(text: str) -> str:
+    """Check that a text is not empty. An empty one mostly comes from a variable that is not set,
+    and does not mean the default."""
+    if not text:
+        raise argparse.ArgumentTypeError("the value is empty; leave it out where the default is meant")
+    return text
+
+
+def path(text: str) -> Path:
+    """Read the path of a file."""
+    return Path(word(text))
+
+
+def prompt(given: str) -> str:
+    """Read a prompt, or the "-" in place of one."""
+    return text(given, least=1)
 
 
 def name(text: str) -> str:

@@ -19,6 +19,7 @@ def add_connect_argument(parser: argparse.ArgumentParser) -> None:
     """Add the argument for the endpoint of a running cluster."""
     parser.add_argument(
         "--connect",
+        type=argument_types.word,
         metavar="ENDPOINT",
         help="the cluster's endpoint (default: $ZRT_ENDPOINT, or the last one started here)",
     )
@@ -26,8 +27,15 @@ def add_connect_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for a cluster file, and for what replaces its values."""
-    parser.add_argument("conf", metavar="CONF", nargs="?", type=Path, help="a cluster file (default: conf/local.toml)")
-    parser.add_argument("--model", metavar="REF", help="a demo name, a folder, or a hub id; in place of the file's")
+    parser.add_argument(
+        "conf", metavar="CONF", nargs="?", type=argument_types.path, help="a cluster file (default: conf/local.toml)"
+    )
+    parser.add_argument(
+        "--model",
+        type=argument_types.word,
+        metavar="REF",
+        help="a demo name, a folder, or a hub id; in place of the file's",
+    )
     parser.add_argument(
         "--stages", type=argument_types.positive, metavar="N", help="N planned stages in place of the file's"
     )
@@ -40,6 +48,7 @@ def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for where a cluster listens."""
     parser.add_argument(
         "--listen",
+        type=argument_types.word,
         metavar="ENDPOINT",
         help="where clients reach the cluster, such as tcp://127.0.0.1:0; in place of the file's",
     )
@@ -50,6 +59,7 @@ def add_advertise_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for how other machines reach a process."""
     parser.add_argument(
         "--advertise",
+        type=argument_types.word,
         metavar="ENDPOINT",
         help="address at which others reach it, if not the one it listens on: tcp://HOST",
     )

@@ -9,6 +9,7 @@ import argparse
 from typing import Final
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.paths import home
 
 USAGE_ERRORS: Final = frozenset({"bad_config"})
 """Kinds of errors that mean: change the command line or the cluster file."""
@@ -19,6 +20,7 @@ def exit_status(arguments: argparse.Namespace) -> int:
     from zrt.runtime.process.terminal import say
 
     try:
+        home()  # what every command keeps, or looks for, lies there
         return int(arguments.run(arguments))
     except ZrtError as error:
         if getattr(arguments, "json", False):

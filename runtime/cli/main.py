@@ -5,17 +5,21 @@ cluster file is wrong. What each command takes and does is in commands/.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from zrt.runtime.cli.commands import COMMANDS, load
 from zrt.runtime.cli.exit_status import exit_status
+from zrt.runtime.formatting import escaped
+from zrt.runtime.process.python_command import environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
+        os.environ.update(environment(os.environ))  # before a library reads it, or this folder is gone
         arguments = command_line().parse_args(argv)
         from zrt.runtime.process.terminal import all_descriptors, mute, open_streams
 
@@ -46,6 +50,9 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        super().error(escaped(message))
 
     def _load(self) -> None:
         """Add the command's arguments, now that the command is to be run."""

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import Final
 
-from zrt.runtime.formatting import counted
+from zrt.runtime.formatting import counted, escaped
 from zrt.runtime.messages.client import Finished, Progress
 from zrt.runtime.process.terminal import say
 
@@ -95,7 +95,7 @@ class Notice:
         """Show every change before the text; within the text, say once that it is held up."""
         self.back()
         line = progress.phase
-        stands = f"{SHOWN.get(line, line)}{_counts(progress)}{_reason(progress)}"
+        stands = escaped(f"{SHOWN.get(line, line)}{_counts(progress)}{_reason(progress)}")
         if not self._on_terminal:
             if line in WAITS:
                 self._answer.wait(line, f"the {'prompt' if line == 'tokenising' else 'answer'} is {stands}")
@@ -103,7 +103,7 @@ class Notice:
                 self._answer.over("the answer goes on")
         elif self._in_text:
             if line in ("waiting", "parked", "replaying") and line != self._shown:
-                self._write(f"\n[{line}{_reason(progress)}]\n")
+                self._write(f"\n[{escaped(f'{line}{_reason(progress)}')}]\n")
             self._shown = line
         else:
             self._write(f"\r\x1b[K{stands}")

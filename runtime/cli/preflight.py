@@ -19,7 +19,7 @@ from zrt.runtime.cluster.memory import Needs, StageNeeds, needs, shortage
 from zrt.runtime.cluster.seats import stage_ranges
 from zrt.runtime.endpoints import endpoint
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.formatting import byte_size, counted
+from zrt.runtime.formatting import byte_size, counted, escaped
 from zrt.runtime.host_memory import available_memory
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
 from zrt.runtime.models.checkpoint.index import Problem
@@ -41,11 +41,12 @@ def prepare(conf: Conf) -> None:
     ZrtError bad_model, unsupported, bad_config, insufficient_memory.
     """
     _refuse(taken_by_ours(conf.cluster.listen))
-    spec = read_spec(_fetch(conf.model.ref, weights=False))
+    spec = read_spec(_fetch(conf.model.ref, weights=False, text=False))
     _say_context(conf, spec)
     _refuse(shortage(_needs(conf, spec)))
+    folder = fetch(conf)
     if conf.model.weights == "files":
-        found = require_weights(_fetch(conf.model.ref), spec)
+        found = require_weights(folder, spec)
         if found != spec:
             _refuse(shortage(_needs(conf, found)))
 
@@ -116,7 +117,7 @@ def _check_ranks(folder: Path, report: Report, tp: int, trial: Callable[[int], Z
 def plan(conf: Conf, *, json: bool) -> int:
     """Show which stage gets which blocks and what memory that takes, and return the exit status.
     ZrtError bad_model, unsupported, bad_config."""
-    folder = _fetch(conf.model.ref, weights=False)
+    folder = _fetch(conf.model.ref, weights=False, text=False)
     spec = read_spec(folder)
     _say_context(conf, spec)
     if conf.model.weights == "files":
@@ -141,9 +142,15 @@ def _gpu_memory(device: str) -> tuple[int, int]:
     return device_memory(device)
 
 
-def _fetch(ref: str, *, weights: bool = True) -> Path:
+def fetch(conf: Conf) -> Path:
+    """Return the folder of the cluster's model, fetched if need be. What it lacks is said where the
+    hub cannot be asked. ZrtError bad_model."""
+    return _fetch(conf.model.ref, weights=conf.model.weights == "files")
+
+
+def _fetch(ref: str, *, weights: bool = True, text: bool = True) -> Path:
     with Bars() as bars:
-        return resolve(ref, weights=weights, progress=bars.update)
+        return resolve(ref, weights=weights, text=text, progress=bars.update, say=bars.warn)
 
 
 def _say_context(conf: Conf, spec: ModelSpec) -> None:
@@ -268,7 +275,7 @@ def _sums(found: Needs, gpus: tuple[GpuNeeds, ...]) -> list[str]:
 
 
 def _print_lines(lines: list[str]) -> None:
-    print("\n".join(lines), flush=True)
+    print("\n".join(map(escaped, lines)), flush=True)
 
 
 def _print_json(fields: dict[str, Any]) -> None:

@@ -56,8 +56,17 @@ are then killed."""
 
 def find_endpoint(endpoint: str | None) -> str:
     """Return the given endpoint, $ZRT_ENDPOINT, or that of the last cluster started on this
-    machine. ZrtError coordinator_lost: there is none of these."""
-    found = endpoint or os.environ.get("ZRT_ENDPOINT") or runfiles.last_endpoint()
+    machine. ZrtError coordinator_lost: there is none of these; bad_config: the first of them that
+    is there is empty, which does not mean the next one."""
+    given = {"the endpoint": endpoint, "ZRT_ENDPOINT": os.environ.get("ZRT_ENDPOINT")}
+    for name, found in given.items():
+        if found is None:
+            continue
+        if not found:
+            text = f"{name} is empty: give a cluster's, or leave it out (unset it) where the last one started here is meant"
+            raise ZrtError("bad_config", text)
+        return found
+    found = runfiles.last_endpoint()
     if found is None:
         raise ZrtError(
             "coordinator_lost", "no cluster runs here: `zrt up` starts one, --connect ENDPOINT names another"

@@ -2,9 +2,10 @@
 starts."""
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -29,27 +30,36 @@ from zrt.runtime.cluster.toml_tables import Read, read_as, read_table, read_tabl
 from zrt.runtime.endpoints import advertised, endpoint, is_loopback, port_unknown
 from zrt.runtime.errors import ZrtError
 
+Values = Mapping[str, Mapping[str, object] | Sequence[Mapping[str, object]]]
+"""Values by table and key. A list stands for a list of tables."""
 
-def load(path: Path | None = None) -> Conf:
+
+def load(path: Path | None = None, given: Values = MappingProxyType({})) -> Conf:
     """Return the cluster file at `path`, by default the packaged conf/local.toml. Errors:
     bad_config, a line for each mistake."""
     where = "conf/local.toml" if path is None else str(path)
     try:
         source = resources.files("zrt.conf").joinpath("local.toml") if path is None else path
-        return parse(source.read_text(encoding="utf-8"), where)
+        return parse(source.read_text(encoding="utf-8-sig"), where, given)  # some editors begin a file with a BOM
     except FileNotFoundError:
         raise ZrtError("bad_config", "there is no such cluster file", where) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ZrtError("bad_config", f"the cluster file cannot be read: {error}", where) from error
 
 
-def parse(text: str, where: str) -> Conf:
-    """Return the cluster file with this text. `where` is what errors call it. Errors: bad_config, a
-    line for each mistake."""
+def parse(text: str, where: str, given: Values = MappingProxyType({})) -> Conf:
+    """Return the cluster file with this text. `where` is what errors call it; the values in `given`
+    stand in place of the file's, which may lack them; a list, only where the file has none. Errors:
+    bad_config, a line for each mistake."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ZrtError("bad_config", f"this is not TOML: {error}", where) from error
+    for name, values in given.items():
+        if not isinstance(values, Mapping):
+            tables.setdefault(name, values)
+        elif isinstance(table := tables.get(name, {}), dict):
+            tables[name] = {**table, **values}
     mistakes = unknown(tables, [*_TABLES, "stage", "worker"], "table")
     read: dict[str, Any] = {
         name: read_table(kind, tables.get(name, {}), f"[{name}]", _READERS, mistakes)

@@ -48,7 +48,8 @@ class Model(msgspec.Struct, frozen=True):
     """The model that the cluster serves."""
 
     ref: Annotated[str, msgspec.Meta(min_length=1)]
-    """The model: a demo name, a folder with config.json and safetensors, or a hub id."""
+    """The model: a demo name, a folder with config.json and safetensors, or a hub id. A relative
+    folder is one of the folder where `zrt up` is started."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The dtype in which weights are held and computed."""
     context: AtLeastOne = 4096

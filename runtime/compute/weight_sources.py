@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.model_files import open_model_file
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.models.checkpoint.formats.weight_format import ByteRuns, matrix_shape
 from zrt.runtime.models.checkpoint.index import CheckpointIndex
-from zrt.runtime.models.checkpoint.safetensors import open_file
 
 CHUNK_BYTES: Final = 8 << 20
 RUN_BYTES: Final = 4 << 20  # of float32 drawn from one seed; another value makes other random models
@@ -67,7 +67,7 @@ class Checkpoint(CheckpointIndex):
         columns = range(column, column + part.shape[1])
         width = len(columns) * dtype.itemsize
         staging = None if direct else _Staging(_rows_a_chunk(part, width), len(columns), dtype, into.device)
-        descriptor = open_file(entry.file)
+        descriptor = open_model_file(entry.file)
         try:
             for start, stop in _chunks(part, width):
                 target = part[start:stop]

@@ -6,6 +6,7 @@ In reading order:
 
 - lifeline.py: the child's side: tied to its parent, it reports when it is ready
 - python_command.py: the command, folder and environment of a child that runs Python
+- tied.py: any module as such a child
 - spawn.py: one child and the descriptors that tie it to us
 - supervisor.py: children kept running, within a budget of restarts
 - terminal.py: signals, standard streams, and readers that pause

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from zrt.runtime.formatting import byte_size, counted
+from zrt.runtime.formatting import byte_size, counted, escaped
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.process.terminal import say
 
@@ -59,7 +59,7 @@ class Bars:
         if what not in self._ended:
             self._progress.start()  # `finish` has ended it if others were ready before
         if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(escape(what), total=total or None, pace="")
+            self._tasks[what] = self._progress.add_task(escape(escaped(what)), total=total or None, pace="")
             if not self._console.is_terminal:
                 say(f"{what} …")
         self._totals[what] = total
@@ -113,10 +113,14 @@ class Bars:
             if text:
                 self.say(text)
 
+    def warn(self, text: str) -> None:
+        """Write a line about a model that a command goes on with."""
+        self.say(f"zrt: {text}")
+
     def say(self, text: str) -> None:
         """Write a line above the bars."""
         if self._console.is_terminal:
             with suppress(OSError):  # the terminal is gone; its SIGHUP is on the way
-                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+                self._console.print(escaped(text, breaks=True), highlight=False, markup=False, soft_wrap=True)
         else:
             say(text)

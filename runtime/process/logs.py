@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Final
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.formatting import escaped
 
 VARIABLE: Final = "ZRT_LOG"
 """The environment variable that holds LEVEL or LEVEL:FORMAT, such as info:json. In the format
@@ -73,7 +74,7 @@ class Text(logging.Formatter):
             level = f"{level} {self.actor or record.name}"
         else:
             at = at.partition(" ")[2]
-        line = f"{at} {level}: {self._message(record)}{found}"
+        line = escaped(f"{at} {level}: {self._message(record)}{found}", breaks=True)
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
     def _message(self, record: logging.LogRecord) -> str:

@@ -16,6 +16,8 @@ from typing import Any, Final, Self, TextIO, TypeVar
 
 import uvloop
 
+from zrt.runtime.formatting import escaped
+
 ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The error numbers of a disk that takes nothing now and may do so later."""
@@ -78,7 +80,7 @@ def say(text: str) -> None:
     that a full disk does not take is dropped, and once the reader is gone nothing more is
     written."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(escaped(text, breaks=True), file=sys.stderr, flush=True)
     except OSError as error:
         if error.errno in FULL:
             drop_held_back(sys.stderr)

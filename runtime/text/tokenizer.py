@@ -13,6 +13,7 @@ import tokenizers
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.prompt import TemplateValue
+from zrt.runtime.model_files import find_model_file
 from zrt.runtime.text.chat_template import ChatTemplate
 from zrt.runtime.text.cuts import Cuts
 from zrt.runtime.text.encoding_limit import UNLIMITED, EncodingLimit
@@ -70,11 +71,13 @@ class Tokenizer:
         Return None if there is no tokenizer.json: such a model takes token ids only. ZrtError
         bad_model.
         """
-        file = folder / "tokenizer.json"
-        if not file.is_file():
+        said = find_model_file(folder / "tokenizer.json")
+        if said is None:
             return None
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(file)), TokenizerSettings.read(folder), folder.name)
+            return cls(tokenizers.Tokenizer.from_buffer(said), TokenizerSettings.read(folder), folder.name)
+        except ZrtError:
+            raise
         except Exception as error:  # the files come from outside, and tokenizers raises bare Exceptions
             raise ZrtError("bad_model", f"the tokenizer of {folder} does not load: {error}") from error
 

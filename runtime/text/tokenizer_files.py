@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from zrt.runtime.model_files import find_model_file
+
 
 @dataclass(frozen=True)
 class TokenizerSettings:
@@ -27,8 +29,8 @@ class TokenizerSettings:
 
     @classmethod
     def read(cls, folder: Path) -> "TokenizerSettings":
-        """Read the settings in `folder`. Raises what files of other forms raise: OSError,
-        ValueError, TypeError, LookupError."""
+        """Read the settings in `folder`. ZrtError bad_model: a file cannot be read. Raises what
+        files of other forms raise: ValueError, TypeError, LookupError."""
         said = _object(folder / "tokenizer_config.json")
         tokens = _object(folder / "special_tokens_map.json") | said
         named = {name: value for name, value in tokens.items() if name.endswith("_token")}
@@ -68,7 +70,8 @@ class TokenizerSettings:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.is_file() else {}
+    data = find_model_file(file)
+    return {} if data is None else msgspec.json.decode(data, type=dict[str, Any])
 
 
 def _token(value: str | dict[str, Any], special: bool = True) -> tokenizers.AddedToken:
@@ -83,8 +86,8 @@ def _token(value: str | dict[str, Any], special: bool = True) -> tokenizers.Adde
 def _template(file: Path, said: Any) -> str | None:
     """Return the template in the file, else the one in the settings, where there may be several by
     name."""
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    if (data := find_model_file(file)) is not None:
+        return data.decode()
     if isinstance(said, list):
         said = {each["name"]: each["template"] for each in said}.get("default")
     return None if said is None else str(said)

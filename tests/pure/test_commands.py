@@ -1,14 +1,21 @@
 """The commands of `zrt`: a file each, imported when it is asked for."""
 
 import argparse
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from zrt.runtime.cli import commands
 from zrt.runtime.cli.commands import COMMANDS, IN_ANOTHER_FILE, load
+from zrt.runtime.cli.main import command_line
+from zrt.runtime.client.client import Client
+from zrt.runtime.errors import ZrtError
 
 
 def test_every_file_of_the_folder_is_a_command_and_every_command_a_file() -> None:
@@ -23,6 +30,40 @@ def test_a_command_describes_itself_takes_words_and_runs(name: str) -> None:
     command.add_arguments(parser)
     assert command.DESCRIPTION.endswith(".")
     assert callable(command.run)
+
+
+def arguments_with_a_value(parser: argparse.ArgumentParser, *words: str) -> Iterator[list[str]]:
+    """The words up to the value of each argument that takes one, of each command."""
+    with suppress(SystemExit), redirect_stdout(StringIO()):
+        parser.parse_known_args(["--help"])  # has the command add its arguments
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, kind in action.choices.items():
+                yield from arguments_with_a_value(kind, *words, name)
+        elif action.nargs != 0:
+            yield [*words, *action.option_strings[:1]]
+
+
+@pytest.mark.parametrize("words", list(arguments_with_a_value(command_line())), ids=" ".join)
+def test_an_empty_value_is_refused_and_never_means_the_default(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        command_line().parse_args([*words, ""])
+    assert left.value.code == 2
+    assert re.search(r"zrt .*: error: argument .*(is empty|''|  is not)", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("given", "variable"), [("", None), (None, ""), ("", "tcp://127.0.0.1:1")])
+def test_an_empty_endpoint_is_no_other_cluster(
+    given: str | None, variable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ZRT_ENDPOINT", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("ZRT_ENDPOINT", variable)
+    with pytest.raises(ZrtError, match="is empty") as raised:
+        Client(given)
+    assert raised.value.kind == "bad_config"
 
 
 def imported(*words: str) -> set[str]:

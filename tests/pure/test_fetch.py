@@ -2,14 +2,15 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -59,7 +60,9 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 
 FILES = {
     "config.json": b"{}",
+    "generation_config.json": b"{}",
     "tokenizer.json": b'{"a": 1}',
+    "tokenizer_config.json": b"{}",
     "chat_template.jinja": b"{{ x }}",
     "model-1.safetensors": b"1" * 3000,
     "model-2.safetensors": b"2" * 5000,
@@ -72,19 +75,25 @@ FILES = {
     "onnx/config.json": b"{}",
     "onnx/model.safetensors": b"5" * 9000,
 }
+NAMES = {name for name in FILES if name.endswith((".json", ".jinja", ".safetensors")) and "/" not in name}
+NAMES -= {"consolidated.safetensors"}
+WEIGHTS = {name for name in NAMES if "safetensors" in name}
 COMMIT = "a" * 40
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's HTTP as huggingface_hub needs to list and download one public model."""
+    """As much of the hub's HTTP as huggingface_hub needs to list and download public models:
+    owner/name, and others whose names begin so, all with the same files."""
 
     files: dict[str, bytes] = FILES
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path = re.sub("^(/api/models)?/owner/name[0-9]+", r"\1/owner/name", self.path.partition("?")[0])
+        self.asked.append(path)
         listed = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
         tree = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in self.files.items()]
-        if path in ("/api/models/owner/name", "/api/models/owner/name/revision/main"):
+        if re.fullmatch(f"/api/models/owner/name(/revision/(main|{COMMIT}))?", path):
             self.answer(json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": listed}).encode())
         elif path == f"/api/models/owner/name/tree/{COMMIT}":
             self.answer(json.dumps(tree).encode())
@@ -114,6 +123,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
+    Hub.asked.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -129,39 +139,68 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.fetch import hub
 from zrt.runtime.models.fetch.resolve import resolve
 hub.ANSWER_S = float(sys.argv[3])
-steps = []
-try:
-    folder = resolve(sys.argv[1], weights=sys.argv[2] == "weights", progress=lambda *step: steps.append(step))
-    print(json.dumps({"folder": str(folder), "steps": steps}))
-except ZrtError as error:
-    print(json.dumps({"kind": error.kind, "message": error.message}))
+for ref in sys.argv[1].split(","):
+    steps, said = [], []
+    try:
+        folder = resolve(
+            ref, weights=sys.argv[2] != "config", text=sys.argv[2] != "no text",
+            progress=lambda *step: steps.append(step), say=said.append,
+        )
+        print(json.dumps({"folder": str(folder), "steps": steps, "said": said}))
+    except ZrtError as error:
+        print(json.dumps({"kind": error.kind, "message": error.message, "said": said}))
 """
 
 
-def resolved(ref: str, cache: Path, weights: bool = True, patience: float = 8.0, **environment: str) -> dict[str, Any]:
+def resolved(ref: str, cache: Path, what: str = "all", patience: float = 8.0, **environment: str) -> dict[str, Any]:
+    (answer,) = all_resolved([ref], cache, what, patience, **environment)
+    return answer
+
+
+def all_resolved(
+    refs: Iterable[str], cache: Path, what: str = "all", patience: float = 8.0, **environment: str
+) -> list[dict[str, Any]]:
     """`resolve` in a process of its own, since huggingface_hub reads its environment at import."""
-    command = [sys.executable, "-c", PROGRAM, ref, "weights" if weights else "config", str(patience)]
+    command = [sys.executable, "-c", PROGRAM, ",".join(refs), what, str(patience)]
     environment = {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"} | environment
+    environment = {"ZRT_HOME": str(cache / "zrt")} | environment
     done = subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, timeout=100, check=True
     )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def halved(cache: Path, *lacks: set[str]) -> list[str]:
+    """Put models into huggingface_hub's cache as a program leaves them that fetches files one by
+    one; each lacks some of its files. Return their refs."""
+    refs = []
+    for number, names in enumerate(lacks):
+        model = cache / "hub" / f"models--owner--name{number}"
+        snapshot = model / "snapshots" / COMMIT
+        snapshot.mkdir(parents=True)
+        (model / "refs").mkdir()
+        (model / "refs" / "main").write_text(COMMIT)
+        for name in NAMES - names:
+            (snapshot / name).write_bytes(FILES[name])
+        refs.append(f"owner/name{number}")
+    return refs
+
+
+def there(answer: dict[str, Any]) -> set[str]:
+    return {file.name for file in Path(answer["folder"]).rglob("*") if file.is_file()}
 
 
 def test_a_hub_model_comes_with_what_is_needed_and_nothing_else(endpoint: str, tmp_path: Path) -> None:
     answer = resolved("owner/name", tmp_path, HF_ENDPOINT=endpoint)
-    names = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"}
-    names |= {"model-1.safetensors", "model-2.safetensors"}
-    assert {file.name for file in Path(answer["folder"]).rglob("*") if file.is_file()} == names
-    total = sum(len(FILES[name]) for name in names)
+    assert there(answer) == NAMES
+    total = sum(len(FILES[name]) for name in NAMES)
     assert all(
         (0 <= done <= all_ == total and what == "downloading owner/name") for done, all_, what in answer["steps"]
     )
 
 
 def test_for_random_weights_no_weights_come(endpoint: str, tmp_path: Path) -> None:
-    answer = resolved("owner/name", tmp_path, weights=False, HF_ENDPOINT=endpoint)
+    answer = resolved("owner/name", tmp_path, "config", HF_ENDPOINT=endpoint)
     assert not list(Path(answer["folder"]).glob("*.safetensors"))
     assert (Path(answer["folder"]) / "config.json").is_file()
 
@@ -169,14 +208,51 @@ def test_for_random_weights_no_weights_come(endpoint: str, tmp_path: Path) -> No
 def test_a_model_that_is_whole_in_the_cache_needs_no_hub(endpoint: str, tmp_path: Path) -> None:
     first = resolved("owner/name", tmp_path, HF_ENDPOINT=endpoint)
     assert resolved("owner/name", tmp_path, HF_ENDPOINT="http://127.0.0.1:1")["folder"] == first["folder"]
-    assert resolved("owner/name", tmp_path, HF_HUB_OFFLINE="1")["folder"] == first["folder"]
+    offline = resolved("owner/name", tmp_path, HF_HUB_OFFLINE="1")
+    assert (offline["folder"], offline["said"]) == (first["folder"], [])
+    Hub.asked.clear()
+    assert there(resolved("owner/name", tmp_path, HF_ENDPOINT=endpoint)) == NAMES
+    assert Hub.asked == []
 
 
 def test_a_model_that_is_not_whole_in_the_cache_is_completed(endpoint: str, tmp_path: Path) -> None:
-    folder = Path(resolved("owner/name", tmp_path, weights=False, HF_ENDPOINT=endpoint)["folder"])
-    assert "kind" in resolved("owner/name", tmp_path, HF_HUB_OFFLINE="1")
-    assert resolved("owner/name", tmp_path, HF_ENDPOINT=endpoint)["folder"] == str(folder)
-    assert len(list(folder.glob("*.safetensors"))) == 2
+    """Whatever file it lacks, and however many. Whoever needs config and weights alone asks for no
+    more."""
+    one_each = [{name} for name in sorted(NAMES)]
+    refs = halved(tmp_path, set(), *one_each, NAMES - {"config.json", "model-1.safetensors"})
+    for answer in all_resolved(refs, tmp_path, "no text", HF_HUB_OFFLINE="1"):
+        assert ("folder" in answer) or "is missing" in answer["message"]
+    for ref, answer in zip(refs, all_resolved(refs, tmp_path, HF_ENDPOINT=endpoint), strict=True):
+        assert there(answer) == NAMES, ref
+    Hub.asked.clear()
+    assert all("folder" in answer for answer in all_resolved(refs, tmp_path, HF_ENDPOINT=endpoint))
+    assert Hub.asked == []
+
+
+def test_without_the_hub_what_is_missing_is_named(tmp_path: Path) -> None:
+    """Without config or weights a model is refused; of other files it is said that it lacks
+    them."""
+    one_each = sorted(NAMES)
+    refs = halved(tmp_path, *({name} for name in one_each), set())
+    *answers, whole = all_resolved(refs, tmp_path, HF_HUB_OFFLINE="1")
+    assert whole["said"] == []
+    for ref, name, answer in zip(refs, one_each, answers, strict=False):
+        if name in WEIGHTS | {"config.json"}:
+            assert answer["kind"] == "bad_model"
+            assert answer["message"].startswith(f"{ref} is not whole in the cache of huggingface_hub (")
+            assert f"{name} is missing) and the hub cannot be asked (" in answer["message"]
+        else:
+            (said,) = answer["said"]
+            assert said.startswith(f"{ref} may not be whole and the hub cannot be asked (")
+            assert said.endswith(f"; it is used without {name}")
+
+
+def test_a_file_that_the_hub_once_listed_is_missed_by_name(endpoint: str, tmp_path: Path) -> None:
+    lost = {"owner/name1": "tokenizer.json", "owner/name2": "model-2.safetensors"}
+    for name, answer in zip(lost.values(), all_resolved(lost, tmp_path, HF_ENDPOINT=endpoint), strict=True):
+        (Path(answer["folder"]) / name).unlink()
+    for name, answer in zip(lost.values(), all_resolved(lost, tmp_path, HF_HUB_OFFLINE="1"), strict=True):
+        assert f"({name} is missing) and the hub cannot be asked" in answer["message"]
 
 
 def test_a_model_the_hub_does_not_have_is_named(endpoint: str, tmp_path: Path) -> None:
@@ -210,7 +286,11 @@ def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
     ("files", "lacks"),
     [
         ({}, "config.json"),
-        ({"config.json": "{}"}, "*.safetensors file"),
+        ({"config.json": "{}"}, "model.safetensors or model.safetensors.index.json"),
+        (
+            {"config.json": "{}", "model-00001-of-00002.safetensors": ""},
+            "model.safetensors or model.safetensors.index.json",
+        ),
         ({"config.json": "{}", "model.safetensors": ""}, None),
         (
             {"config.json": "{}", "model.safetensors.index.json": '{"weight_map": {"a": "x.safetensors"}}'},

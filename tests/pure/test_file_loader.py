@@ -1,10 +1,12 @@
 """Cluster files: what they may say, and that every mistake is named with what would be right."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from zrt.actors.options import ClusterOptions
 from zrt.runtime.cluster import file_loader, file_schema
 from zrt.runtime.cluster.file_schema import (
     ClusterSettings,
@@ -338,6 +340,45 @@ def test_a_place_on_the_command_line_that_is_off_is_named(words: dict[str, str],
 
 def test_the_command_line_names_another_model() -> None:
     assert file_loader.override(conf_of(Stage()), model="other").model == Model("other")
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "read"),
+    [
+        ("[[stage]]", {"model": "other"}, SMALL.replace('"m"', '"other"')),
+        ("[model]\ncontext = 9\n[[stage]]", {"model": "m"}, SMALL.replace("\n[[", "\ncontext = 9\n[[")),
+        ("[model]\nref = ''\n[[stage]]", {"model": "m"}, SMALL),
+        ("[model]\nref = 'm'", {"stages": 3}, SMALL + "[[stage]]\n" * 2),
+        ("", {"model": "m", "stages": 1}, SMALL),
+        (
+            f"{SMALL}[cluster]\nlisten = 'tcp://0.0.0.0:5'",
+            {"insecure": True},
+            f"{SMALL}[cluster]\nlisten = 'tcp://0.0.0.0:5'\ninsecure = true",
+        ),
+    ],
+)
+def test_a_file_may_lack_what_the_command_line_says(
+    text: str, given: dict[str, Any], read: str, tmp_path: Path
+) -> None:
+    (tmp_path / "my.toml").write_text(text)
+    (tmp_path / "whole.toml").write_text(read)
+    wanted = ClusterOptions(conf=str(tmp_path / "whole.toml")).read()
+    found = ClusterOptions(conf=str(tmp_path / "my.toml"), **given).read()
+    assert msgspec.structs.replace(found, where=wanted.where) == wanted
+    with pytest.raises(ZrtError):
+        ClusterOptions(conf=str(tmp_path / "my.toml")).read()
+
+
+@pytest.mark.parametrize("text", ["model = 3\n[[stage]]", "[cluster]\nlisten = 3\n[[stage]]", "stage = 3"])
+def test_what_the_command_line_says_mends_no_other_mistake(text: str, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(text)
+    with pytest.raises(ZrtError, match=r"table|text|no \[\[stage"):
+        ClusterOptions(conf=str(tmp_path / "my.toml"), model="m", stages=2, insecure=True).read()
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(SMALL, encoding="utf-8-sig")
+    assert file_loader.load(tmp_path / "my.toml").model.ref == "m"
 
 
 def test_nothing_said_changes_nothing() -> None:

@@ -191,7 +191,7 @@ CASES: dict[str, Case] = {
     "a header that is a list": Case(raw(b"[]"), (DAMAGED,)),
     "a header too deep": Case(raw(b"[" * 100_000), (DAMAGED,)),
     "a header with a number JSON lacks": Case(raw(b'{"a": NaN}'), (rf"{DAMAGED} \(NaN",)),
-    "a folder": Case(instead(lambda path: path.mkdir()), ("holds no weights",)),
+    "a folder": Case(instead(lambda path: path.mkdir()), ("model.safetensors: it is not a regular file",)),
     "a pipe": Case(
         both(
             instead(os.mkfifo),

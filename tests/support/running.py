@@ -15,7 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from zrt.runtime.process.python_command import python_command
+
 READY_S = 90.0
+ACTOR = python_command("zrt.actors.main")
 END_S = 20.0
 
 
@@ -37,7 +40,7 @@ class Running:
         for child in psutil.Process(self.process.pid).children():
             with suppress(psutil.Error):
                 words = child.cmdline()
-                if words[2:3] != ["zrt.actors.main"]:
+                if words[: len(ACTOR)] != ACTOR:
                     continue  # it is being started, or is just ending
                 found[words[words.index("--name") + 1]] = child
         return found

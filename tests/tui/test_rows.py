@@ -4,9 +4,10 @@ import pytest
 from rich.cells import cell_len
 from support.snapshots import actor, cluster, group, happened, session, step, worker
 
+from zrt.runtime.formatting import escaped
 from zrt.runtime.messages.cluster import ActorInfo, HopInfo
 from zrt.runtime.messages.stats import LendLoad, RankLoad
-from zrt.tui import rows, tables, tree
+from zrt.tui import tables, tree
 from zrt.tui.detail import facts
 from zrt.tui.plot import plot
 from zrt.tui.state import EVENTS, REPLIES, MonitorState
@@ -145,8 +146,24 @@ def test_a_clients_whole_name_is_shown() -> None:
     assert f" {'f' * 16} " in tables.SESSIONS.row(session(7, client=f"client.{'f' * 16}")).text
 
 
+@pytest.mark.parametrize("width", [None, 80])
+@pytest.mark.parametrize("name", ["two\nlines", "\r\x1b[2J\x1b]0;title\a", "\u202egnp", "\x85\u2028", "\udcff"])
+def test_a_name_breaks_no_line_of_the_status(name: str, width: int | None) -> None:
+    def lines(name: str) -> list[str]:
+        seen = cluster(name=name, model=f"/models/{name}", fault=f"{name} is lost")
+        seen.actors = [actor(name, 0, lend=LendLoad(waits_for=name)), actor(name, 1, group=group(2))]
+        seen.sessions = [session(7, state=name, route=[name], client=name)]
+        return [line.plain for line in status(seen, width)]
+
+    found = lines(name)
+    assert [line for line in found if "is lost" not in line and escaped(line) != line] == []
+    assert len(found) == len(lines("plain"))
+
+
 def test_what_others_say_does_not_steer_the_terminal() -> None:
-    assert rows.clean("one\ntwo\x1b]0;title\x07 \x9b31m\r") == "one\ntwo ]0;title   31m "
+    assert (
+        escaped("one\ntwo\x1b]0;title\x07 \x9b31m\r", breaks=True) == r"one" + "\n" + r"two\x1b]0;title\x07 \x9b31m\r"
+    )
 
 
 @pytest.mark.parametrize(("order", "first"), [("age", 0), ("tokens", 2), ("pace", 3), ("ttft", 1), ("state", 0)])

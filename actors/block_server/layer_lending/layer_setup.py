@@ -30,6 +30,7 @@ from zrt.runtime.messages.layers import (
     layer_name,
 )
 from zrt.runtime.messages.members import Assignment
+from zrt.runtime.models.architecture.config_json import config_text
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
 from zrt.runtime.models.checkpoint.formats.registry import format_of
 from zrt.runtime.models.checkpoint.index import CheckpointIndex
@@ -54,7 +55,7 @@ class LentModel:
         source: Source = RandomCheckpoint(spec)
         if assignment.weights == "files":
             source, spec = open_checkpoint(folder).matched(spec)
-        return cls(assignment, (folder / "config.json").read_text(), spec, source)
+        return cls(assignment, config_text(folder), spec, source)
 
     def kv_bytes(self, blocks: int) -> int:
         """Return the share of so many blocks in the stage's KV memory."""

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.model_files import open_model_file
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.models.checkpoint.index import CheckpointIndex
 from zrt.runtime.models.checkpoint.layer_manifest import (
@@ -22,7 +23,7 @@ from zrt.runtime.models.checkpoint.layer_manifest import (
     digest,
 )
 from zrt.runtime.models.checkpoint.layout import block_name, block_shapes
-from zrt.runtime.models.checkpoint.safetensors import TensorEntry, open_file
+from zrt.runtime.models.checkpoint.safetensors import TensorEntry
 
 CHUNK_BYTES: Final = 8 * 1024 * 1024
 """Bytes that a master sends at once: few, so that reading, sending, hashing and writing all go on
@@ -110,7 +111,7 @@ class Offer:
 
 
 def _read(entry: TensorEntry, offset: int, into: memoryview) -> None:
-    descriptor = open_file(entry.file)
+    descriptor = open_model_file(entry.file)
     try:
         done = 0
         while done < len(into):

@@ -47,6 +47,7 @@ from zrt.runtime.messages.ranks import (
     StepBatch,
     StepBatchOk,
 )
+from zrt.runtime.models.architecture.config_json import config_text
 from zrt.runtime.models.architecture.spec import read_spec
 from zrt.runtime.models.checkpoint.layout import shard_shapes
 from zrt.runtime.models.checkpoint.split import check_split
@@ -168,7 +169,7 @@ class RankGroup:
         )
         await self.operations.together(stage, _nothing, StageAssigned, INIT_S)
         files = [] if random else await asyncio.to_thread(_files, folder, assignment)
-        text = (folder / "config.json").read_text()
+        text = config_text(folder)
 
         def own() -> Engine:
             return load_assigned(

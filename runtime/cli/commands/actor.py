@@ -85,14 +85,24 @@ def _add_process_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         metavar="N",
         help="CPU threads for matrix products (default: one for each core)",
     )
-    parser.add_argument("--listen", metavar="ENDPOINT", default="tcp://127.0.0.1:0", help="default: loopback, any port")
+    parser.add_argument(
+        "--listen",
+        type=argument_types.word,
+        metavar="ENDPOINT",
+        default="tcp://127.0.0.1:0",
+        help="default: loopback, any port",
+    )
 
 
 def add_member_arguments(parser: argparse.ArgumentParser, name: str, memory: str) -> None:
     """Add the arguments of a process that joins a coordinator; `name` and `memory` are help texts:
     the default of `--name`, and of `--memory`."""
     parser.add_argument(
-        "--join", metavar="ENDPOINT", required=True, help="the coordinator's endpoint, such as tcp://10.0.0.1:7411"
+        "--join",
+        type=argument_types.word,
+        metavar="ENDPOINT",
+        required=True,
+        help="the coordinator's endpoint, such as tcp://10.0.0.1:7411",
     )
     _add_process_arguments(parser, name)
     parser.add_argument(
@@ -108,7 +118,7 @@ def add_member_arguments(parser: argparse.ArgumentParser, name: str, memory: str
 
 def _add_cluster_id(parser: argparse.ArgumentParser) -> None:
     text = "id of the cluster it belongs to; a replacement has its predecessor's (default: a new one, or that of the cluster it joins first)"
-    parser.add_argument("--cluster-id", metavar="ID", default="", help=text)
+    parser.add_argument("--cluster-id", type=argument_types.word, metavar="ID", help=text)
 
 
 def block_server(arguments: argparse.Namespace) -> NoReturn:
@@ -126,10 +136,13 @@ def tp_rank(arguments: argparse.Namespace) -> NoReturn:
 
 
 def coordinator(arguments: argparse.Namespace) -> NoReturn:
-    """Run a coordinator."""
+    """Run a coordinator, once its model is whole."""
     from zrt.actors.options import CoordinatorOptions
+    from zrt.runtime.cli import preflight
 
-    run_with(options_from(arguments, CoordinatorOptions))
+    options = options_from(arguments, CoordinatorOptions)
+    preflight.fetch(options.read())
+    run_with(options)
 
 
 def run_with(options: "ActorOptions") -> NoReturn:

@@ -10,7 +10,7 @@ Nothing is started except ranks with --tp. Exit status 1 when it cannot be run. 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
+    parser.add_argument("model", type=argument_types.word, metavar="MODEL", help="a demo name, a folder, or a hub id")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument(
         "--tp",

@@ -16,7 +16,9 @@ keeps its weights. Ctrl-C ends this command, but not the drain: `zrt undrain` do
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the block server's name, as `zrt status` shows it")
+    parser.add_argument(
+        "name", type=argument_types.word, metavar="NAME", help="the block server's name, as `zrt status` shows it"
+    )
     parser.add_argument(
         "--timeout",
         type=argument_types.seconds,
@@ -66,7 +68,7 @@ class UndrainCommand:
     DESCRIPTION = "Let a drained block server serve again."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("name", metavar="NAME", help="the block server's name")
+        parser.add_argument("name", type=argument_types.word, metavar="NAME", help="the block server's name")
         add_connect_argument(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:

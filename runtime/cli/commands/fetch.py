@@ -2,11 +2,13 @@
 
 import argparse
 
+from zrt.runtime.cli import argument_types
+
 DESCRIPTION = "Download a model into the cache, and print its folder."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a demo name, a folder, or a hub id")
+    parser.add_argument("model", type=argument_types.word, metavar="MODEL", help="a demo name, a folder, or a hub id")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -17,6 +19,6 @@ def run(arguments: argparse.Namespace) -> int:
     from zrt.runtime.process.load_bars import Bars
 
     with Bars() as bars:
-        folder = resolve(arguments.model, progress=bars.update)
+        folder = resolve(arguments.model, progress=bars.update, say=bars.warn)
     print(folder)
     return 0

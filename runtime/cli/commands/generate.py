@@ -15,7 +15,7 @@ DESCRIPTION = "Stream one answer to stdout; how fast it came goes to stderr. Ctr
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt",
-        type=argument_types.text,
+        type=argument_types.prompt,
         metavar="TEXT",
         nargs="?",
         help="what to ask; '-' reads it from standard input",

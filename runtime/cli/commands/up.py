@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", action="store_true", help=argparse.SUPPRESS)  # set by --detach
     parser.add_argument(
         "--prompt",
-        type=argument_types.text,
+        type=argument_types.prompt,
         metavar="TEXT",
         help="ask once, stream the answer, bring the cluster down; '-' reads it from standard input",
     )

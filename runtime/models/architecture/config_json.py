@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.model_files import has_model_file, read_model_file
 
 CONFIG_BYTES_MAX: Final = 16 << 20
 
@@ -16,21 +17,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     no JSON object."""
     path = folder / "config.json"
     try:
-        with path.open("rb") as file:
-            text = file.read(CONFIG_BYTES_MAX + 1)
-    except OSError as error:
-        raise ZrtError(
-            "bad_model", f"cannot read {path}: {error.strerror}; a model folder holds config.json"
-        ) from error
-    if len(text) > CONFIG_BYTES_MAX:
-        raise ZrtError("bad_model", f"{path} is larger than {CONFIG_BYTES_MAX} bytes")
-    try:
-        config = json.loads(text)
+        config = json.loads(_config_bytes(path))
     except (ValueError, RecursionError) as error:
         raise ZrtError("bad_model", f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ZrtError("bad_model", f"{path} is not a JSON object")
     return config
+
+
+def config_text(folder: Path) -> str:
+    """Return the text of `folder`/config.json. Errors: bad_model, also for a text that is not
+    UTF-8."""
+    path = folder / "config.json"
+    try:
+        return _config_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise ZrtError("bad_model", f"{path} is not JSON: {error}") from error
+
+
+def _config_bytes(path: Path) -> bytes:
+    if not has_model_file(path):
+        raise ZrtError("bad_model", f"there is no {path}: a model folder holds config.json")
+    return read_model_file(path, CONFIG_BYTES_MAX)
 
 
 def parse_config(text: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from msgspec.structs import fields
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.sampling import SAMPLING_OPTIONS, Sampling, SamplingOption
+from zrt.runtime.model_files import find_model_file
 from zrt.runtime.models.architecture.config_json import Keys, read_config
 from zrt.runtime.text.tokenizer import Tokenizer
 
@@ -192,9 +193,10 @@ _Said = TypeVar("_Said")
 def _read(file: Path, kind: type[_Said]) -> _Said:
     """Read `file` as `kind`, other keys left alone; return an empty `kind` if the folder has no
     such file."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
-    except FileNotFoundError:
+    data = find_model_file(file)
+    if data is None:
         return kind()
-    except (OSError, msgspec.DecodeError) as error:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
         raise ZrtError("bad_model", f"{file} cannot be read: {error}") from error

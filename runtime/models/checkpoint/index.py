@@ -15,10 +15,11 @@ from typing import Final, Self
 import msgspec
 
 from zrt.runtime.errors import Kind, ZrtError
+from zrt.runtime.model_files import has_model_file
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.models.checkpoint.formats.dense import DENSE
 from zrt.runtime.models.checkpoint.formats.weight_format import WeightFormat
-from zrt.runtime.models.checkpoint.layout import EMBEDDING, HEAD, Shapes
+from zrt.runtime.models.checkpoint.layout import EMBEDDING, HEAD, Shapes, other_name
 from zrt.runtime.models.checkpoint.safetensors import (
     SafetensorsHeader,
     ShardIndex,
@@ -94,12 +95,12 @@ class CheckpointIndex:
         """Open the weights in `folder`, however broken: `problems` lists what is broken. Errors:
         bad_model only when there are no weights."""
         single, index_file = folder / SINGLE_FILE, folder / INDEX_FILE
-        if single.is_file() or single.is_symlink():
+        if has_model_file(single):
             header = read_header(single)
             inventory = cls(folder, dict.fromkeys([*header.tensors, *header.damaged], single))
             inventory._headers[single] = header
             return inventory
-        if index_file.is_file() or index_file.is_symlink():
+        if has_model_file(index_file):
             index = read_index(index_file)
             return cls(folder, index.files, index)
         raise ZrtError(
@@ -123,8 +124,15 @@ class CheckpointIndex:
         return self._headers[file]
 
     def stored(self, name: str) -> str:
-        """Return the files' name of tensor `name`."""
-        return self._aliases.get(name, name)
+        """Return the files' name of tensor `name`, which may be that of a base model's
+        checkpoint."""
+        name = self._aliases.get(name, name)
+        other = other_name(name)
+        return other if self._names(other) and not self._names(name) else name
+
+    def _names(self, name: str) -> bool:
+        """Return whether the files, or their index, name this tensor, though it may be damaged."""
+        return name in self._files or (self._index is not None and name in self._index.damaged)
 
     def file(self, name: str) -> Path | None:
         """Return the file that tensor `name` is said to be in, whether it is there or not; None: it
@@ -167,9 +175,9 @@ class CheckpointIndex:
         """Return this index and `spec` as they fit together where the head is tied to the
         embedding. As in transformers, files with a head besides the embedding have that head, and
         files with the head alone have it for the embedding, too."""
-        if not spec.tied or HEAD not in self._files:
+        if not spec.tied or not self._names(self.stored(HEAD)):
             return self, spec
-        if EMBEDDING in self._files:
+        if self._names(self.stored(EMBEDDING)):
             return self, replace(spec, tied=False)
         twin = type(self)(self.folder, self._files, self._index, {EMBEDDING: HEAD})
         twin._headers = self._headers

@@ -2,7 +2,8 @@
 for loading and for planning.
 
 Names are those of the Hugging Face checkpoints (`model.layers.N.self_attn.q_proj.weight`, …); a
-matrix is stored `[out, in]`.
+matrix is stored `[out, in]`. In the checkpoint of a base model, saved without its head, they lack
+`model.`.
 """
 
 from typing import Final
@@ -17,7 +18,16 @@ EMBEDDING: Final = "model.embed_tokens.weight"
 FINAL_NORM: Final = "model.norm.weight"
 HEAD: Final = "lm_head.weight"
 
+BASE: Final = "model."
+"""The part of a name that stands for the base model, in every family."""
+
 Shapes = dict[str, tuple[int, ...]]
+
+
+def other_name(name: str) -> str:
+    """Return the name that a tensor has in a checkpoint whose names differ in `BASE`: without it,
+    or with it. As transformers does, either is taken where the checkpoint has one of them."""
+    return name.removeprefix(BASE) if name.startswith(BASE) else BASE + name
 
 
 def block_name(block: int, part: str) -> str:

@@ -7,7 +7,6 @@ files has a JSON index that maps each tensor's name to its file.
 
 import json
 import os
-import stat
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.model_files import open_model_file, read_model_file
 
 HEADER_BYTES_MAX: Final = 100_000_000  # the format's own limit
 ITEM_BYTES: Final[Mapping[str, int]] = {
@@ -28,7 +28,6 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
 }
 """Bytes of one number, by the format's name of its dtype; the sub-byte dtypes, which zrt does not
 read, are left out."""
-GIT_LFS: Final = b"version https://git-lfs"
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -83,15 +82,12 @@ def read_header(file: Path) -> SafetensorsHeader:
     """Return the header of one file. Whatever is wrong is in the header's `problems`: nothing is
     raised."""
     try:
-        descriptor = open_file(file)
+        descriptor = open_model_file(file)
     except ZrtError as error:
         return _unreadable(error.message)
     try:
         size = os.fstat(descriptor).st_size
-        start = os.pread(descriptor, 8, 0)
-        length = int.from_bytes(start, "little")
-        if GIT_LFS.startswith(start) and os.pread(descriptor, len(GIT_LFS), 0) == GIT_LFS:
-            return _unreadable(f"{file} is a pointer of Git LFS and not the file itself: `git lfs pull` gets it")
+        length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
         if size < 8 or length > size - 8:
             header = f"a header of {length} bytes" if size >= 8 else "a header"
             return _unreadable(f"{file} is not a whole safetensors file: its {size} bytes cannot hold {header}")
@@ -116,15 +112,9 @@ def read_index(index: Path) -> ShardIndex:
     """Return the files that an index names. Whatever is wrong is in its `problems`: nothing is
     raised."""
     try:
-        descriptor = open_file(index)
+        text = read_model_file(index, HEADER_BYTES_MAX)
     except ZrtError as error:
         return ShardIndex({}, problems=(error.message,), readable=False)
-    try:
-        text = os.pread(descriptor, HEADER_BYTES_MAX, 0)
-    except OSError as error:
-        return ShardIndex({}, problems=(f"cannot read {index}: {error.strerror}",), readable=False)
-    finally:
-        os.close(descriptor)
     try:
         table, twice = _object(text)
         names = msgspec.convert(table.get("weight_map"), dict[str, str])
@@ -138,20 +128,6 @@ def read_index(index: Path) -> ShardIndex:
         else:
             files[name] = index.parent / file
     return ShardIndex(files, frozenset(names.keys() - files.keys()), tuple(problems))
-
-
-def open_file(file: Path) -> int:
-    """Return a descriptor for reading a regular file, or a link to one; the caller closes it.
-    ZrtError bad_model: the file cannot be read."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        link = f" (a link to {os.readlink(file)})" if file.is_symlink() else ""
-        raise ZrtError("bad_model", f"cannot read {file}{link}: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ZrtError("bad_model", f"cannot read {file}: it is not a regular file")
-    return descriptor
 
 
 def _unreadable(problem: str) -> SafetensorsHeader:

@@ -28,8 +28,9 @@ import msgspec
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import byte_size
+from zrt.runtime.model_files import open_model_file
 from zrt.runtime.models.checkpoint.layer_manifest import PIECE_BYTES, READ_BYTES
-from zrt.runtime.models.checkpoint.safetensors import TensorEntry, open_file
+from zrt.runtime.models.checkpoint.safetensors import TensorEntry
 from zrt.runtime.paths import home
 
 log = logging.getLogger(__name__)
@@ -233,7 +234,7 @@ def _hashed(
     cancelled: Callable[[], bool],
 ) -> dict[str, str]:
     """Return the digests of tensors of one file, hashed by the pool."""
-    descriptor = open_file(file)
+    descriptor = open_model_file(file)
     try:
         _check(file, state, FileState.of(descriptor))
         pieces = {

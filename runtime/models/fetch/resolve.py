@@ -5,28 +5,39 @@ from pathlib import Path
 from typing import Final
 
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.model_files import has_model_file
 from zrt.runtime.models.fetch.demo import NAME as DEMO
 from zrt.runtime.models.fetch.demo import demo_folder
-from zrt.runtime.models.fetch.download_progress import Progress, ignore
+from zrt.runtime.models.fetch.download_progress import Progress, Say, ignore, say_nothing
 from zrt.runtime.models.fetch.hub import hub_folder
-from zrt.runtime.paths import home
+from zrt.runtime.paths import expanded, home
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 WAYS: Final = f"a model is the demo {DEMO}, a folder, or a hub id such as owner/name"
 
 
-def resolve(ref: str, *, zrt_home: Path | None = None, weights: bool = True, progress: Progress = ignore) -> Path:
+def resolve(
+    ref: str,
+    *,
+    zrt_home: Path | None = None,
+    weights: bool = True,
+    text: bool = True,
+    progress: Progress = ignore,
+    say: Say = say_nothing,
+) -> Path:
     """Return the folder that holds the model called `ref`, fetched into a cache if need be.
 
     Blocks on disk and network. `weights=False` is for random weights: from the hub it fetches all
-    but the weights. Errors: bad_model, with the ref and the ways out; within 10 s if there is no
-    network to the hub.
+    but the weights. `text=False` is for whoever needs config and weights alone, so that the hub is
+    not asked for more than the cache holds. `say` is told what a model lacks that is taken without
+    the hub. Errors: bad_model, with the ref and the ways out; within 10 s if there is no network to
+    the hub.
     """
     if ref == DEMO:
         return demo_folder(zrt_home or home(), progress)
-    folder = Path(ref).expanduser()
+    folder = expanded(ref)
     if ref and folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not has_model_file(folder / "config.json"):
             raise ZrtError("bad_model", f"the folder {ref} has no config.json, so it is no model; {WAYS}")
         return folder.resolve()
     if ref and folder.is_file():
@@ -34,4 +45,4 @@ def resolve(ref: str, *, zrt_home: Path | None = None, weights: bool = True, pro
         raise ZrtError("bad_model", f"{ref} is a file{hint}; {WAYS}")
     if not HUB_ID.fullmatch(ref):
         raise ZrtError("bad_model", f"no model {ref!r}: neither a folder nor a hub id; {WAYS}")
-    return hub_folder(ref, weights, progress)
+    return hub_folder(ref, weights=weights, text=text, progress=progress, say=say)
