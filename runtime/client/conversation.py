@@ -110,9 +110,9 @@ class Conversation:
     def failed(self, error: ZrtError) -> str:
         """Drop the question, keep all turns, and return what is to be said."""
         self._close()
-        if error.kind not in FULL:
+        if error.kind not in FULL or not self._turns:
             return str(error)
-        return f"{error} (this message alone is too long, even with all turns before it left out; they are kept)"
+        return f"{error} (this message alone is too long, without the turns before it: they are kept)"
 
     def _close(self) -> None:
         self._question = None

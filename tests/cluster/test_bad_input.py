@@ -222,6 +222,28 @@ def test_a_failure_is_one_json_object_too(cluster: Running) -> None:
     assert got["error"]["kind"] == "context_exceeded"
 
 
+def test_a_chat_whose_context_is_full_goes_on_and_takes_commands(cluster: Running, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    lines = [
+        "/system w1 w2",
+        *(f"w{turn} " * (CONTEXT * 2 // 5) for turn in (9, 8, 7)),
+        "//w9",
+        f"/save {file}",
+        "/undo",
+        "/exit",
+        "w3",
+    ]
+    talk = run_zrt("chat", "--max-tokens", "2", home=cluster.home, stdin="\n".join(lines))
+    assert talk.returncode == 0, talk.stderr
+    assert len(talk.stdout.splitlines()) == 4
+    assert talk.stderr.count("the context is full: the oldest 1 turn left out") == 1
+    assert f"saved: {file}" in talk.stderr
+    assert "taken back: /w9" in talk.stderr
+    saved = json.loads(file.read_text())["messages"]
+    assert saved[0] == {"role": "system", "content": "w1 w2"}
+    assert [one["content"][:2] for one in saved if one["role"] == "user"] == ["w8", "w7", "/w"]
+
+
 def test_a_prompt_larger_than_a_frame(cluster: Running) -> None:
     """It comes by stdin: no command line holds so much."""
     done = run_zrt("generate", "-", "--raw", home=cluster.home, stdin="w9 " * (6 << 20))

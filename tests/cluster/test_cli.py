@@ -149,30 +149,6 @@ def test_a_turn_that_fails_does_not_end_the_chat(cluster: Running) -> None:
     assert len(talk.stdout.split()) == 2
 
 
-def test_a_chat_whose_context_is_full_goes_on_and_takes_commands(cluster: Running, tmp_path: Path) -> None:
-    file = tmp_path / "chat.json"
-    lines = [
-        "/system w1 w2",
-        "w9 " * 25_000,
-        "w8 " * 25_000,
-        "w7 " * 25_000,
-        "//w9",
-        f"/save {file}",
-        "/undo",
-        "/exit",
-        "w3",
-    ]
-    talk = run_zrt("chat", "--max-tokens", "2", home=cluster.home, stdin="\n".join(lines))
-    assert talk.returncode == 0, talk.stderr
-    assert len(talk.stdout.splitlines()) == 4
-    assert talk.stderr.count("the context is full: the oldest 1 turn left out") == 1
-    assert f"saved: {file}" in talk.stderr
-    assert "taken back: /w9" in talk.stderr
-    saved = json.loads(file.read_text())["messages"]
-    assert saved[0] == {"role": "system", "content": "w1 w2"}
-    assert [one["content"][:2] for one in saved if one["role"] == "user"] == ["w8", "w7", "/w"]
-
-
 def test_ctrl_c_in_a_chat_ends_the_answer_alone_and_ctrl_d_leaves(cluster: Running) -> None:
     with Terminal("chat", *LONG, home=cluster.home) as terminal:
         for turn in ("w9", "w10"):

@@ -151,10 +151,10 @@ def _scripted(cluster: Local, answer: list[int]) -> None:
     engine: Any = cluster.servers[-1].turns.engine
     forward = engine._decoder.forward
 
-    def scripted(batch: Any, *rest: Any) -> Any:
-        logits = forward(batch, *rest)
-        for row, step in enumerate(batch if len(logits) == len(batch) else ()):
-            logits[row, answer[step.start]] = 1e6
+    def scripted(steps: Any, *rest: Any) -> Any:
+        logits = forward(steps, *rest).clone()
+        for row, step in enumerate(step for step in steps if step.logits):
+            logits[row, answer[step.seq_pos]] = 1e6
         return logits
 
     engine._decoder.forward = scripted

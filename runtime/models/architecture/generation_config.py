@@ -46,6 +46,7 @@ NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "dola_layers": (),
     "token_healing": (False,),
     "assistant_ensemble_weight": (0,),
+    "is_assistant": (False,),
     "cache_implementation": (
         "dynamic",
         "static",
@@ -77,7 +78,7 @@ HARMLESS: Final = frozenset(
         # tokens of prompts that zrt's tokenizers write, or that fill up batches and encoders
         *("pad_token_id", "bos_token_id", "decoder_start_token_id"),
         # speculation, which only makes the same answer come faster
-        *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+        *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
         *("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind"),
         *("target_lookbehind", "speculation_type", "use_mtp"),
     }
