@@ -139,7 +139,7 @@ class Tokenizer:
         limit.reached(len(ids), len(text), len(text))
         return ids
 
-    def _encode(self, text: str, limit: EncodingLimit, *, special: bool) -> list[int]:
+    def _encode(self, text: str, limit: EncodingLimit = UNLIMITED, *, special: bool) -> list[int]:
         limit.begin(text, self.least_tokens.of(text), self.least_tokens.bytes_per_token)
         ids: list[int] = []
         done = 0
