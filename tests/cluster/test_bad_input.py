@@ -199,8 +199,8 @@ def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 @pytest.mark.parametrize(
     ("words", "kind", "named"),
     [
-        (["generate", ""], "bad_request", "the prompt is empty"),
-        (["generate", "", "--raw"], "bad_request", "the prompt is empty"),
+        (["generate", "-"], "bad_request", "the prompt is empty"),
+        (["generate", "-", "--raw"], "bad_request", "the prompt is empty"),
         (["generate", "w9 " * 300], "context_exceeded", f"the context holds {CONTEXT}"),
         (["generate", "--token-ids", "1,160"], "bad_request", "token id 160 is outside the vocabulary of 160"),
         (["generate", "--token-ids", "1", "--raw"], "bad_request", "raw goes with prompt alone"),

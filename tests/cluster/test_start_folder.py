@@ -24,7 +24,7 @@ def test_a_cluster_neither_runs_nor_needs_what_lies_where_it_was_started(
         (start / name).parent.mkdir(parents=True, exist_ok=True)
         (start / name).write_text("raise SystemExit('a stranger was imported')\n")
     os.symlink(make_model("llama", eos_token_id=None), tmp_path / "model")
-    (tmp_path / "my.toml").write_text(cluster_file(Path("../model"), [None, None]))
+    (tmp_path / "my.toml").write_text(cluster_file(Path("../model"), [None]))
     up = subprocess.run(
         python_command("zrt.runtime.cli.main", "up", "../my.toml", "--detach"),
         cwd=start,
@@ -36,20 +36,16 @@ def test_a_cluster_neither_runs_nor_needs_what_lies_where_it_was_started(
     try:
         assert up.returncode == 0, up.stderr
         shutil.rmtree(start)
-        wanted = run_zrt(*GREEDY, "--max-tokens", "5", home=home)
-        assert wanted.returncode == 0
-        running = {
-            process.cmdline()[-2]: process for process in family(home) if process.cmdline()[: len(ACTOR)] == ACTOR
-        }
-        for name in ("stage1", "coordinator"):
-            running[name].kill()
-            running[name].wait(10)
+        actors = [process for process in family(home) if process.cmdline()[: len(ACTOR)] == ACTOR]
+        (server,) = (process for process in actors if "stage0" in process.cmdline())
+        server.kill()
+        server.wait(10)
         deadline = time.monotonic() + 60
-        while (again := run_zrt(*GREEDY, "--max-tokens", "5", home=home)).returncode:
-            assert time.monotonic() < deadline, again.stderr
-        assert again.stdout == wanted.stdout
-        assert {process.cwd() for process in family(home)} == {FOLDER}
-        assert run_zrt("down", home=home).returncode == 0
+        while (done := run_zrt(*GREEDY, "--max-tokens", "5", home=home)).returncode:
+            assert time.monotonic() < deadline, done.stderr
+        again = family(home)
+        assert len(again) == len(actors) + 1  # zrt up itself
+        assert {process.cwd() for process in again} == {FOLDER}
     finally:
         for process in family(home):
             process.kill()

@@ -16,7 +16,7 @@ from support.monitors import WAIT_S, on, screen, until
 from support.vocabularies import BACKENDS, write_tokenizer
 from textual.command import CommandList
 from textual.pilot import Pilot
-from textual.widgets import Input, Static
+from textual.widgets import Input
 
 from zrt.actors.block_server.backend import Backend
 from zrt.actors.block_server.step_queue import Waiting
@@ -119,7 +119,7 @@ async def test_a_session_is_opened_read_copied_and_cancelled(cluster: Local, tmp
         await pilot.press("enter")
         assert isinstance(top.screen, Detail)
         await until(pilot, lambda: "compute" in screen(top))
-        await until(pilot, lambda: len(str(top.screen.query_one("#text", Static).render())) > 20)
+        await until(pilot, lambda: isinstance(top.screen, Detail) and len(top.screen._text) > 20)
         await pilot.press("y")
         assert len(top.clipboard) > 20
         await pilot.press("c")
