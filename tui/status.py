@@ -23,6 +23,9 @@ T = TypeVar("T")
 WIDE: Final = 1000
 """Columns of output to a file or a pipe: so many that lines are not cut."""
 EVERY_S: Final = 0.5
+FRESH_MS: Final = 1000
+"""Milliseconds since a process was heard of beyond which that is said: processes are asked how they
+are, and one that answers is heard of at once."""
 COLOURS: Final[dict[Style, str]] = {"plain": "", "dim": "dim", "good": "bold", "warn": "yellow", "bad": "red"}
 
 
@@ -83,9 +86,13 @@ def tree(cluster: Cluster, width: int | None = None) -> list[Text]:
     for actor in cluster.actors:
         if actor.lend is not None and actor.lend.waits_for:
             lines.append(Text(clean(f"{actor.name} waits for {actor.lend.waits_for}"), style="yellow"))
+        if actor.silent_ms > FRESH_MS:
+            text = f"{actor.name} does not answer: what is shown of it is {actor.silent_ms / 1e3:.1f} s old"
+            lines.append(Text(clean(text), style="yellow"))
     rows, told = nodes(cluster), list(cluster.sessions)
     if width is not None:
         lines += [Text(clean(f"{one.name}: {one.fault}"), style="red") for one in cluster.actors if one.fault]
+        lines += [Text(clean(f"{one.name}: {one.unused}"), style="yellow") for one in cluster.actors if one.unused]
     lines += _table(TREE.fitted(rows, WIDE) if width is None else TREE.within(rows, width), rows)
     if told:
         lines.append(Text(""))

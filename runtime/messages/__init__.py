@@ -20,7 +20,7 @@
 | layer worker | its master | WorkerInfo Tensor LayerAssignmentAck WorkerReady … WorkerError: one answer each | layers.py |
 | any peer, bare | layer worker | any of layers.py's that a worker takes -> its answer | layers.py |
 | coordinator | `zrt up` | Kill | members.py |
-| coordinator | any process | Registered GoingDown Shutdown | members.py |
+| coordinator | any process | Registered BeatNow GoingDown Shutdown | members.py |
 
 In reading order:
 

@@ -23,10 +23,10 @@ class Publisher(Actor):
 
     def __init__(self, make: Callable[[int], Cluster]) -> None:
         super().__init__("publisher")
-        self.told = 0
+        self.told = self.refreshed = 0
         self._make = make
         self.event_log = EventLog()
-        self.subscribers = Subscribers(self, self._snapshot, self.event_log)
+        self.subscribers = Subscribers(self, self._snapshot, self._refresh, self.event_log)
         self.handle_bare(lambda bare: self.add(bare))
 
     def add(self, bare: Bare) -> None:
@@ -35,6 +35,9 @@ class Publisher(Actor):
     async def start(self) -> None:
         await super().start()
         self.depend(self.subscribers.publish(), "publish")
+
+    async def _refresh(self) -> None:
+        self.refreshed += 1
 
     def _snapshot(self) -> Cluster:
         self.told += 1
