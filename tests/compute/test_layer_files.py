@@ -13,10 +13,13 @@ from support.layer_masters import offer_of, read
 
 from zrt.actors.block_server.layer_lending import offer as offer_module
 from zrt.actors.block_server.layer_lending.offer import Offer
+from zrt.actors.layer_worker import assigned_layers, store_files
 from zrt.actors.layer_worker import store as store_module
-from zrt.actors.layer_worker import store_files
+from zrt.actors.layer_worker.assigned_layers import AssignedLayers
 from zrt.actors.layer_worker.store import LayerStore
+from zrt.runtime.compute.weight_sources import Checkpoint
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.layers import LayerAssignment, PrepareLayers, layer_name
 from zrt.runtime.models.checkpoint import layer_manifest
 
 
@@ -409,6 +412,55 @@ def test_a_file_that_cannot_be_read_is_not_told_as_gone(
         raised.value
     )
     give(store, offer)
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind", "words"),
+    [
+        (lambda path: os.truncate(path, 99), "worker_failed", "is cut off (99 of "),
+        (
+            lambda path: path.write_bytes(b"?" * path.stat().st_size),
+            "worker_failed",
+            "is damaged (it holds other bytes",
+        ),
+        (lambda path: path.unlink(), "worker_failed", "is gone"),
+        (None, None, "the disk is on fire"),
+    ],
+)
+def test_what_befalls_a_file_while_it_is_loaded_is_told_and_the_worker_is_blank_again(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: Callable[[Path], None] | None,
+    kind: str | None,
+    words: str,
+) -> None:
+    """Whatever a load ends with, the worker is not shown as loading for ever."""
+    states = list[str]()
+    worker = AssignedLayers(tmp_path, "cpu", 0, states.append)
+    worker.prepare(PrepareLayers((model / "config.json").read_text(), "float32", 1 << 20, 64, 1))
+    offer = offer_of(model, (2,))
+    worker.assign(LayerAssignment([layer_name(2)], offer.model_hash))
+    assert worker._store is not None
+    give(worker._store, offer)
+    opened = assigned_layers.Checkpoint.of
+
+    def befall(files: list[Path]) -> Checkpoint:
+        if harm is None:
+            raise OSError(words)
+        harm(files[0])
+        return opened(files)
+
+    with monkeypatch.context() as time_of_check:
+        time_of_check.setattr(assigned_layers.Checkpoint, "of", befall)
+        with pytest.raises(ZrtError if kind else OSError) as raised:
+            worker.load()
+    assert words in str(raised.value)
+    assert not isinstance(raised.value, ZrtError) or raised.value.kind == kind
+    give(worker._store, offer)
+    worker.load()
+    assert states == ["loading", "blank", "ready"]
+    worker.close()
 
 
 def test_files_that_were_never_sent_are_the_masters_to_send(model: Path, tmp_path: Path) -> None:

@@ -688,3 +688,17 @@ def test_who_serves_the_stage_of_a_name_is_told_with_what_the_name_cannot_do() -
     with pytest.raises(ZrtError) as raised:
         roster.undrain("stage1.1")
     assert raised.value.message == "stage1.1 is ready, not drained"
+
+
+@pytest.mark.parametrize("spares", [0, 1, 2])
+def test_a_stage_that_is_lost_says_who_is_too_small_for_it(spares: int) -> None:
+    roster = make_roster()
+    make_ready(roster, "stage0", "stage1.0", "stage1.1")
+    for number in range(spares):
+        join(roster, f"small{number}", memory=50 + number)
+    roster.died("stage0", 1)
+    roster.lost("stage0", "stage0 ended")
+    roster.place()
+    words = "has too little memory for stage 0 (blocks 0-14), which lacks a block server: that takes 155 B, it may take"
+    small = [f"; small{number} {words} {50 + number} B" for number in range(spares)]
+    assert roster.pipeline.fault() == f"stage 0 (blocks 0-14) is lost: stage0 ended{''.join(small)}"

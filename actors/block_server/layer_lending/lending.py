@@ -195,6 +195,7 @@ class Lending:
         self._workers.forget()
         self._plan = LayerPlan(())
         self._own_us = self._rebuilds = 0
+        self._own = self._waits_for = ""
 
     # ---- the plan --------------------------------------------------------------------------------
 
