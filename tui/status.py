@@ -23,6 +23,9 @@ T = TypeVar("T")
 WIDE: Final = 1000
 """Columns of output to a file or a pipe: so many that lines are not cut."""
 EVERY_S: Final = 0.5
+FRESH_MS: Final = 1000
+"""Milliseconds since a process was heard of beyond which that is said: processes are asked how they
+are, and one that answers is heard of at once."""
 COLOURS: Final[dict[Style, str]] = {"plain": "", "dim": "dim", "good": "bold", "warn": "yellow", "bad": "red"}
 
 
@@ -83,11 +86,14 @@ def tree(cluster: Cluster, width: int | None = None) -> list[Text]:
     for actor in cluster.actors:
         if actor.lend is not None and actor.lend.waits_for:
             lines.append(Text(escaped(f"{actor.name} waits for {actor.lend.waits_for}"), style="yellow"))
+        if actor.silent_ms > FRESH_MS:
+            text = f"{actor.name} does not answer: what is shown of it is {actor.silent_ms / 1e3:.1f} s old"
+            lines.append(Text(escaped(text), style="yellow"))
     rows, told = nodes(cluster), list(cluster.sessions)
     if width is not None:
-        lines += [
-            Text(escaped(f"{one.name}: {one.fault}", breaks=True), style="red") for one in cluster.actors if one.fault
-        ]
+        for name, style in (("fault", "red"), ("unused", "yellow")):
+            said = [(one.name, getattr(one, name)) for one in cluster.actors]
+            lines += [Text(escaped(f"{who}: {what}", breaks=True), style=style) for who, what in said if what]
     lines += _table(TREE.fitted(rows, WIDE) if width is None else TREE.within(rows, width), rows)
     if told:
         lines.append(Text(""))

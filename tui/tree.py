@@ -158,7 +158,8 @@ def _fault(node: TreeNode) -> str:
         return ""
     waits = f"waits for {actor.lend.waits_for}" if actor.lend is not None and actor.lend.waits_for else ""
     group = actor.group
-    return actor.fault or waits or (group.fault if group is not None and group.state != "ready" else "")
+    broken = group.fault if group is not None and group.state != "ready" else ""
+    return actor.fault or waits or broken or actor.unused
 
 
 def _style(node: TreeNode) -> Style:

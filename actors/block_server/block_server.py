@@ -52,6 +52,7 @@ from zrt.runtime.messages.stats import Load
 
 log = logging.getLogger(__name__)
 
+SETTLE_S = 0.1  # how long a beat that is asked for waits for the pages of sessions that were closed
 COLLECT_S = 30.0  # how often idle bare sessions are looked for (KwaaiNet's pace)
 LOOK_S = 1.0  # how often a model that could not be loaded is looked at
 
@@ -131,6 +132,9 @@ class BlockServer(Member):
         load.group = self.blocks.group_stats.load() if self.blocks.group_stats is not None else None
         load.lend = self.blocks.lent()
         return load
+
+    async def settled(self) -> None:
+        await self.routed.closed(SETTLE_S)
 
     def _on_registered(self, again: bool) -> None:
         if not again:  # another coordinator: what the last one opened is dead

@@ -2,6 +2,7 @@
 by the coordinator. What becomes of their steps is turn_delivery.py's.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate
@@ -47,6 +48,7 @@ class RoutedSessions:
         self._bare = bare
         self._memory_channels = memory_channels
         self._sessions: dict[int, StageSession] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._delivery = TurnDelivery(actor, loop, memory_channels, bare, self._sessions)
         actor.obey(Open, self._on_open)
         actor.obey(Credit, self._on_credit)
@@ -55,6 +57,11 @@ class RoutedSessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    async def closed(self, seconds: float) -> None:
+        """Wait until what closed sessions held is free, `seconds` at most: a turn may run."""
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=seconds)
 
     def lost(self, error: ZrtError, running: list[Waiting]) -> None:
         """Tell the coordinator that the turn of these steps broke what runs turns: one of them may
@@ -68,7 +75,9 @@ class RoutedSessions:
 
     def _forget(self, session: int, page_keys: list[int] | None = None) -> None:
         self._sessions.pop(session, None)
-        self._actor.spawn(self._loop.release(session, page_keys), f"close {session:016x}")
+        closing = self._actor.spawn(self._loop.release(session, page_keys), f"close {session:016x}")
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     # ---- what arrives ----------------------------------------------------------------------------
 

@@ -119,6 +119,7 @@ class TurnLoop:
         """Return the counters, with what waits and what the KV pool holds now."""
         load = self.tally
         load.waiting = len(self._queue) + sum(map(len, self._parked.values()))
+        load.kv = KvStats()
         if self.engine is not None:
             stats = self.engine.stats()
             load.kv = KvStats(stats.free, stats.cached, stats.used, stats.total, stats.page_tokens)

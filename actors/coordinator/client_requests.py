@@ -48,8 +48,9 @@ KILL_DEADLINE_S = 5.0
 class RunningCluster(Protocol):
     """A cluster that can be looked at and ended."""
 
-    def snapshot(self, request: str = "") -> Cluster:
-        """Return the cluster as it is now, but for its event log, as the answer to this request."""
+    async def fresh_snapshot(self, request: str) -> Cluster:
+        """Return the cluster as it is now, but for its event log, as the answer to this request;
+        its processes are asked how they are."""
         ...
 
     def end(self) -> None:
@@ -115,7 +116,7 @@ class ClientRequests:
                 self._cancel(bare, request)
                 self._tell_client(bare, Ok(id=request.id))
             case Status():
-                cluster = self._cluster.snapshot(request.id)
+                cluster = await self._cluster.fresh_snapshot(request.id)
                 self._tell_client(bare, replace(cluster, happened=self._event_log.since(0)))
             case Subscribe():
                 self._subscribers.add(bare, request)

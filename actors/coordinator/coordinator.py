@@ -5,8 +5,8 @@ Receives from every process: Register, Beat. From `zrt up`: ChildDied. From bloc
 StateChanged, LoadProgress, Identify, Sampled, Filled, StepFailed. Receives from clients (single
 frames, messages/client.py): Generate, Resume, Cancel, Status, Subscribe, Follow, Unsubscribe,
 Drain, Undrain, Restart, Down. Sends to block servers: Assign, Workers, SetState, Open, Credit,
-Close, InferenceRequest (token ids). To `zrt up`: Kill. To every process: GoingDown, Shutdown. To
-clients: events.
+Close, InferenceRequest (token ids). To `zrt up`: Kill. To every process: BeatNow, GoingDown,
+Shutdown. To clients: events.
 
 Its processes are in fleet/membership.py, its sessions in sessions/generations.py, its clients'
 requests in client_requests.py. It computes no tensors and never imports torch.
@@ -24,6 +24,7 @@ from zrt.actors.coordinator.client_requests import ClientRequests
 from zrt.actors.coordinator.event_log import EventLog
 from zrt.actors.coordinator.fleet.cluster_plan import assignment_template, planned_roster
 from zrt.actors.coordinator.fleet.drains import Drains
+from zrt.actors.coordinator.fleet.fresh_beats import FreshBeats
 from zrt.actors.coordinator.fleet.membership import Membership
 from zrt.actors.coordinator.fleet.served_model import ServedModel
 from zrt.actors.coordinator.metrics import exposition
@@ -75,7 +76,8 @@ class Coordinator(Actor):
         self._has_parent = bool(cluster)
         self.event_log = EventLog()
         self._port_s = port_s
-        self._subscribers = Subscribers(self, self.snapshot, self.event_log)
+        self._fresh_beats = FreshBeats(self, self.roster)
+        self._subscribers = Subscribers(self, self.snapshot, self._fresh_beats.gather, self.event_log)
         admission = Admission(
             capacity=self.roster.pipeline.capacity()[0],
             page_tokens=PAGE_TOKENS,
@@ -168,6 +170,12 @@ class Coordinator(Actor):
             drains=self.drains.infos(),
         )
 
+    async def fresh_snapshot(self, request: str = "") -> Cluster:
+        """Return the cluster as `snapshot` does, once its processes have said how they are, as far
+        as they answer at once."""
+        await self._fresh_beats.gather()
+        return self.snapshot(request)
+
     def _info(self) -> ActorInfo:
         return ActorInfo(
             self.name,
@@ -180,9 +188,9 @@ class Coordinator(Actor):
             restarts=self.restarts,
         )
 
-    def exposition(self) -> bytes:
+    async def exposition(self) -> bytes:
         """Return the cluster's metrics, for Prometheus."""
-        return exposition(self.snapshot(), self.reports.latencies, self.drains.ended)
+        return exposition(await self.fresh_snapshot(), self.reports.latencies, self.drains.ended)
 
     def unready(self) -> str:
         """Return why the cluster is not ready; empty when it is."""

@@ -38,7 +38,7 @@ REASONS: Final = {
 class MetricsSource(Protocol):
     """The source of what the HTTP port tells."""
 
-    def exposition(self) -> bytes:
+    async def exposition(self) -> bytes:
         """Return the text of /metrics."""
         ...
 
@@ -101,7 +101,7 @@ class MetricsServer:
         match words[1].partition(b"?")[0]:
             case b"/metrics":
                 try:
-                    return 200, CONTENT_TYPE_LATEST, self._source.exposition()
+                    return 200, CONTENT_TYPE_LATEST, await self._source.exposition()
                 except Exception:
                     log.exception("the metrics could not be rendered")
                     return 500, TEXT, b"the metrics could not be rendered\n"

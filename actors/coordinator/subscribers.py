@@ -8,7 +8,7 @@ what waits for it never grows.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +26,9 @@ from zrt.runtime.wire.cluster_changes import between
 MOST: Final = 64
 PUBLISH_S: Final = 0.1
 """The shortest time between two messages to a subscriber."""
+BEAT_S: Final = 1.0
+"""The pace of beats, which bring the news by themselves; for a subscriber who wants them sooner
+processes are asked."""
 
 
 @dataclass(slots=True)
@@ -43,11 +46,19 @@ class Subscriber:
 
 
 class Subscribers:
-    """The subscribers of one cluster. `snapshot()` is the cluster now, but for its event log."""
+    """The subscribers of one cluster. `snapshot()` is the cluster as it is known, but for its event
+    log; `refresh()` has its processes say how they are, and takes a moment at most."""
 
-    def __init__(self, actor: Actor, snapshot: Callable[[], Cluster], event_log: EventLog) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        snapshot: Callable[[], Cluster],
+        refresh: Callable[[], Awaitable[None]],
+        event_log: EventLog,
+    ) -> None:
         self._actor = actor
         self._snapshot = snapshot
+        self._refresh = refresh
         self._event_log = event_log
         self._all: dict[tuple[bytes, str], Subscriber] = {}
         self._wake = asyncio.Event()
@@ -93,6 +104,8 @@ class Subscribers:
             except TimeoutError:
                 pass
             self._wake.clear()
+            if any(one.due <= time.monotonic() and one.every_s < BEAT_S for one in self._all.values()):
+                await self._refresh()
             now = time.monotonic()
             news, self._news = self._news, False
             self._tell([key for key, one in self._all.items() if news or one.due <= now])

@@ -132,10 +132,10 @@ class AssignedLayers:
             return WorkerReady()
         try:
             self.held = self._read(prepared)
-        except ZrtError:
+        except Exception as error:
             self._moved("blank")
-            if self._store is not None:
-                self._store.files()  # says so if they have gone while they were read
+            if self._store is not None and isinstance(error, ZrtError) and error.kind == "bad_model":
+                self._store.files(anew=True)  # says so if they are not what was checked before
             raise
         self._held_as = prepared, self._layers, self._store.model_hash if self._store is not None else ""
         self._moved("ready")

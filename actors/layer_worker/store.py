@@ -10,16 +10,17 @@ and be sent the same files at once.
 import hashlib
 import os
 import re
-import stat
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from zrt.actors.layer_worker.store_files import (
-    GONE,
     PartialFile,
+    damage_of,
+    fault_of,
     known_manifest,
+    lost_files,
     sound_bytes,
     unusable,
     write_whole,
@@ -43,8 +44,8 @@ class LayerStore:
     for a hash that is none.
 
     Failures to write or read are insufficient_memory where the disk is full, worker_failed where
-    files that were held are gone (they are to be sent again), and bad_config for all else: the
-    folder cannot be used.
+    files that were held are gone or damaged (they are to be sent again), and bad_config for all
+    else: the folder cannot be used.
 
     One thread uses the store, and closes it. Two threads of its own write: one the chunk that is
     being hashed, one brings whole files to disk.
@@ -75,29 +76,31 @@ class LayerStore:
         self._promised.update(file.name for file in self.manifest.files)
         return True
 
-    def files(self) -> list[Path]:
-        """Return the paths of the files, each checked against the manifest. ZrtError bad_request:
-        some are not complete yet; worker_failed: some are gone or were damaged, and have to be sent
-        again; or why some could not be written to disk."""
+    def files(self, *, anew: bool = False) -> list[Path]:
+        """Return the paths of the files, each checked against the manifest; with `anew` also those
+        that were checked before. ZrtError bad_request: some are not complete yet; worker_failed:
+        some are gone, cut off, damaged or cannot be read, and have to be sent again; or why some
+        could not be written to disk."""
         self._settle()
+        if anew:
+            self._sound.clear()
         listed = self.manifest.files if self.manifest is not None else []
-        missing = [file.name for file in listed if not self._whole(file)]
-        if not listed or not self._promised.issuperset(missing):
+        lacking = {file.name: why for file in listed if (why := fault_of(self._folder / file.name, file))}
+        if not listed or not self._promised.issuperset(lacking):
             raise ZrtError("bad_request", f"the files of {self.model_hash[:12]} are not complete")
-        if missing:
-            for name in missing:
+        if lacking:
+            for name in lacking:
                 self._parts.pop(name, None)
-            raise ZrtError("worker_failed", f"{', '.join(missing)} in {self._folder}: {GONE}")
+                self._sound.discard(name)
+            raise lost_files(self._folder, lacking)
         unknown = [file for file in listed if file.name not in self._sound]
         with ThreadPoolExecutor(HASHERS, "hash") as pool:
-            damaged = [file for file, sound in zip(unknown, pool.map(self._matches, unknown), strict=True) if not sound]
-        for file in damaged:
+            found = zip(unknown, pool.map(lambda file: damage_of(self._folder / file.name, file), unknown), strict=True)
+            damaged = [(file, why) for file, why in found if why]
+        for file, _ in damaged:
             self._discard(file)
         if damaged:
-            names = ", ".join(file.name for file in damaged)
-            raise ZrtError(
-                "worker_failed", f"the cache held other bytes than were sent, as {names}: they are sent again"
-            )
+            raise lost_files(self._folder, {file.name: why for file, why in damaged})
         self._sound.update(file.name for file in unknown)
         return [self._folder / file.name for file in listed]
 
@@ -264,17 +267,7 @@ class LayerStore:
 
     def _whole(self, file: ManifestFile) -> bool:
         """Return whether a file is there, and has its full size."""
-        try:
-            found = (self._folder / file.name).stat()
-        except OSError:
-            return False
-        return stat.S_ISREG(found.st_mode) and found.st_size == file.size
-
-    def _matches(self, file: ManifestFile) -> bool:
-        try:
-            return sound_bytes(self._folder / file.name, file) == file.size
-        except OSError:
-            return False
+        return not fault_of(self._folder / file.name, file)
 
     def _discard(self, file: ManifestFile) -> None:
         self._parts.pop(file.name, None)

@@ -4,7 +4,9 @@ and the error for a file that cannot be written or read."""
 import errno
 import hashlib
 import os
+import stat
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +22,8 @@ from zrt.runtime.models.checkpoint.layer_manifest import (
     parse_manifest,
 )
 
-GONE: Final = "is gone: it is sent again"
+GONE: Final = "is gone"
+AGAIN: Final = "it is sent again"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -53,10 +56,48 @@ def unusable(path: Path, error: OSError) -> ZrtError:
             "insufficient_memory", f"no room for layers: {what}; make some, or set the worker's ZRT_HOME elsewhere"
         )
     if isinstance(error, FileNotFoundError):
-        return ZrtError("worker_failed", f"{what}: {GONE}")
+        return ZrtError("worker_failed", f"{what}: {AGAIN}")
     return ZrtError(
         "bad_config", f"layers cannot be kept: {what}; put that right, or set the worker's ZRT_HOME elsewhere"
     )
+
+
+def fault_of(path: Path, file: ManifestFile) -> str:
+    """Return why a file is not as long as the manifest says, in words that follow its name; empty
+    if it is."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return GONE
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if not stat.S_ISREG(found.st_mode):
+        return "is not a regular file"
+    if found.st_size < file.size:
+        return f"is cut off ({found.st_size} of {file.size} bytes)"
+    return f"is too long ({found.st_size} bytes, not {file.size})" if found.st_size > file.size else ""
+
+
+def damage_of(path: Path, file: ManifestFile) -> str:
+    """Return why a file's bytes are not those of the manifest, in words that follow its name; empty
+    if they are. Reads all of it."""
+    try:
+        held = sound_bytes(path, file)
+    except FileNotFoundError:
+        return GONE
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return "" if held == file.size else "is damaged (it holds other bytes than were sent)"
+
+
+def lost_files(folder: Path, faults: Mapping[str, str]) -> ZrtError:
+    """Return the error for files that were held and are not any more; `faults` says of each name
+    why."""
+    names: dict[str, list[str]] = {}
+    for name, why in faults.items():
+        names.setdefault(why, []).append(name)
+    said = "; ".join(f"{', '.join(those)} in {folder} {why}" for why, those in names.items())
+    return ZrtError("worker_failed", f"{said}: {AGAIN}")
 
 
 def known_manifest(folder: Path) -> Manifest | None:

@@ -16,7 +16,7 @@ from zrt.runtime.actor.timers import Periodic
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.host_memory import available_memory, resident_memory
 from zrt.runtime.messages.control import Address, Control, Done
-from zrt.runtime.messages.members import ActorKind, ActorState, Beat, GoingDown, Register, Registered, Shutdown
+from zrt.runtime.messages.members import ActorKind, ActorState, Beat, BeatNow, GoingDown, Register, Registered, Shutdown
 from zrt.runtime.messages.stats import Load
 from zrt.runtime.transport.link import Link
 from zrt.runtime.transport.outbox import Frames
@@ -78,6 +78,7 @@ class Member(Actor):
         self._on_lost_fns: list[Callable[[], None]] = []
         self.obey(Shutdown, self._on_shutdown)
         self.obey(GoingDown, self._on_going_down)
+        self.obey(BeatNow, self._on_beat_now)
 
     async def start(self) -> None:
         self._put_off, self._in_order = 0, asyncio.Lock()
@@ -127,6 +128,9 @@ class Member(Actor):
     def load(self) -> Load | None:
         """Return this process's load, which each beat reports; None: nothing to report."""
         return None
+
+    async def settled(self) -> None:
+        """Wait, a moment at most, until what was asked of this process so far shows in its load."""
 
     def obey(self, body_type: type[_Order], fn: Handler[_Order]) -> None:
         """Handle a message that only the coordinator may send, as `handle` does. From any other
@@ -203,6 +207,11 @@ class Member(Actor):
         """
         if self.registered.is_set():
             await self._send_beat(self._beats)
+
+    async def _on_beat_now(self, body: BeatNow, envelope: Envelope) -> Control:
+        await self.settled()
+        await self.catch_up()
+        return Done()
 
     # ---- the link to the coordinator -------------------------------------------------------------
 

@@ -21,7 +21,7 @@
 | any peer, bare | layer worker | any of layers.py's that a worker takes -> its answer | layers.py |
 | coordinator | `zrt up` | Kill | members.py |
 | coordinator | block server | Identified | members.py |
-| coordinator | any process | Registered GoingDown Shutdown | members.py |
+| coordinator | any process | Registered BeatNow GoingDown Shutdown | members.py |
 
 In reading order:
 

@@ -13,8 +13,10 @@ GAPS: Final = 24
 
 
 class ActorInfo(Struct):
-    """One process as the coordinator sees it. `blocks` reads "0-14", empty while the process is
-    blank; `silent_ms` is the time since its last beat.
+    """One process as the coordinator sees it: `name` says who it is, `stage` which stage it serves,
+    whatever its name (-1: none). `blocks` reads "0-14", empty while the process is blank;
+    `silent_ms` is the time since its last beat, and so the age of its counts. `unused` says why it
+    is given nothing where it might be needed.
 
     `done_bytes` of `total_bytes` of its weights are loaded; `rss_bytes` is its resident memory.
     `stale` counts the messages that it dropped because they came too late: steps of older epochs,
@@ -59,6 +61,7 @@ class ActorInfo(Struct):
     all_graphs: int = 0
     hashes: int = 0
     """Bytes of weights that the process hashes before it loads; 0 where their digests are known."""
+    unused: str = ""
 
 
 def pipeline_order(actor: ActorInfo) -> tuple[int, str]:
@@ -114,10 +117,11 @@ class Happened(Struct):
 
 class DrainInfo(Struct):
     """A drain that runs, or ran: who asked for it, how long it has taken of the time given, and
-    what became of the sessions (as in `Drained`)."""
+    what became of the sessions (as in `Drained`). `state` is `drained` for as long as the block
+    server is; then `undrained`, or `gone` once its process is."""
 
     name: str
-    state: Literal["draining", "drained", "failed"]
+    state: Literal["draining", "drained", "failed", "undrained", "gone"]
     asker: str
     timeout_ms: int
     spent_ms: int

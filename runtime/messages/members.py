@@ -14,7 +14,9 @@ from zrt.runtime.messages.stats import LendLoad, Load
 
 ActorKind = Literal["coordinator", "block_server", "layer_worker", "supervisor"]
 
-ActorState = Literal["starting", "blank", "loading", "ready", "draining", "drained", "stopped", "failed"]
+ActorState = Literal["starting", "blank", "reserve", "loading", "ready", "draining", "drained", "stopped", "failed"]
+"""State of a process. A layer worker of which no block server uses layers is shown as `reserve`,
+whatever it holds of earlier times; no process says so of itself."""
 
 Serving = Literal["ready", "draining", "drained"]
 """States of a block server that holds its blocks."""
@@ -105,6 +107,11 @@ class Beat(Control):
     rss_bytes: U64
     load: Load | None = None
     room_bytes: U64 = 0
+
+
+class BeatNow(Control):
+    """Request to send a beat at once, answered by `Done` once the coordinator has it: what is known
+    of the process is then no older than the request."""
 
 
 class StateChanged(Control):
@@ -220,6 +227,7 @@ class Shutdown(Control):
 MemberMessage = (
     Register
     | Beat
+    | BeatNow
     | StateChanged
     | Identify
     | Identified

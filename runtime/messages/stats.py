@@ -30,7 +30,8 @@ class RankLoad(Struct):
     Microseconds, in all: `forward_us` what the rank's forwards took, `drain_us` how long after the
     fan-out its replies came. `free_mb` of `total_mb` MiB of its device's memory are free (on a CPU,
     of the machine's), and `rss_bytes` is the process's own resident memory. `errors` counts the
-    operations that it answered with an error or not at all, `error` is the last of these.
+    operations that it answered with an error or not at all; `error` is the last of these, of the
+    process that is there now or was last.
     """
 
     rank: U64

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
 import zmq
 from support.peers import Start, raw, until
 from support.snapshots import cluster
@@ -21,20 +22,24 @@ SMALL = 64 * 1024
 class Publisher(Actor):
     """Tells `make(n)` the n-th time it is asked, to whoever sends anything."""
 
-    def __init__(self, make: Callable[[int], Cluster]) -> None:
+    def __init__(self, make: Callable[[int], Cluster], every_ms: int = 100) -> None:
         super().__init__("publisher")
-        self.told = 0
+        self.told = self.refreshed = 0
         self._make = make
+        self._every_ms = every_ms
         self.event_log = EventLog()
-        self.subscribers = Subscribers(self, self._snapshot, self.event_log)
+        self.subscribers = Subscribers(self, self._snapshot, self._refresh, self.event_log)
         self.handle_bare(lambda bare: self.add(bare))
 
     def add(self, bare: Bare) -> None:
-        self.subscribers.add(bare, Subscribe(id=bytes(bare.frame).decode(), every_ms=100))
+        self.subscribers.add(bare, Subscribe(id=bytes(bare.frame).decode(), every_ms=self._every_ms))
 
     async def start(self) -> None:
         await super().start()
         self.depend(self.subscribers.publish(), "publish")
+
+    async def _refresh(self) -> None:
+        self.refreshed += 1
 
     def _snapshot(self) -> Cluster:
         self.told += 1
@@ -111,3 +116,17 @@ async def test_one_that_reads_nothing_is_left_alone_and_then_hears_all_that_chan
             last = seen.take(event)
         assert last is not None
         assert int(last.sessions[0].client.split()[0]) > told + 4
+
+
+@pytest.mark.parametrize(("every_ms", "asked"), [(100, True), (1000, False)])
+async def test_processes_are_asked_for_those_who_want_news_sooner_than_beats_bring_them(
+    every_ms: int, asked: bool, start: Start
+) -> None:
+    publisher = await start(Publisher(lambda number: cluster(tokens=number), every_ms))
+    with raw(zmq.DEALER) as script:
+        script.connect(publisher.endpoint)
+        script.send(b"s")
+        for _ in range(3):
+            event = await asyncio.to_thread(heard, script)
+        assert isinstance(event, Changes)
+    assert (publisher.refreshed > 0) is asked

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from support.layer_masters import offer_of, read
 
 from zrt.actors.block_server.layer_lending import offer as offer_module
 from zrt.actors.block_server.layer_lending.offer import Offer
+from zrt.actors.layer_worker import assigned_layers, store_files
 from zrt.actors.layer_worker import store as store_module
-from zrt.actors.layer_worker import store_files
+from zrt.actors.layer_worker.assigned_layers import AssignedLayers
 from zrt.actors.layer_worker.store import LayerStore
+from zrt.runtime.compute.weight_sources import Checkpoint
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.layers import LayerAssignment, PrepareLayers, layer_name
 from zrt.runtime.models.checkpoint import layer_manifest
 
 
@@ -339,6 +343,124 @@ def test_a_file_that_is_gone_is_sent_again(model: Path, tmp_path: Path, when: st
     assert raised.value.kind == "worker_failed"
     give(store, offer)
     assert store.files()[0].read_bytes() == read(file, 0)
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _empty_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "gone": (lambda path: path.unlink(), "is gone"),
+    "cut off": (lambda path: os.truncate(path, 99), r"is cut off \(99 of \d+ bytes\)"),
+    "empty": (lambda path: os.truncate(path, 0), r"is cut off \(0 of \d+ bytes\)"),
+    "longer": (lambda path: os.truncate(path, 1 << 20), r"is too long \(1048576 bytes, not \d+\)"),
+    "other bytes": (_flip, "is damaged .it holds other bytes than were sent.$"),
+    "a folder": (_empty_folder, "is not a regular file"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.usefixtures("small_pieces")
+def test_what_is_wrong_with_a_file_that_was_whole_is_told(
+    model: Path, tmp_path: Path, damage: str, checked: bool
+) -> None:
+    """And it is sent again, unless a person has to make way."""
+    offer = offer_of(model, (1, 2))
+    give(LayerStore(tmp_path, offer.model_hash), offer)
+    store = LayerStore(tmp_path, offer.model_hash)
+    assert store.complete
+    if checked:
+        store.files()
+    harm, words = DAMAGE[damage]
+    harm(tmp_path / offer.model_hash / "layer-00002.safetensors")
+    with pytest.raises(ZrtError) as raised:
+        store.files(anew=checked)
+    assert raised.value.kind == "worker_failed"
+    said, again = raised.value.message.rsplit(": ", 1)
+    assert re.fullmatch(rf"layer-00002.safetensors in \S+ {words}", said), said
+    assert again == "it is sent again"
+    if damage != "a folder":
+        give(store, offer)
+        assert [path.read_bytes() for path in store.files()] == [read(file, 0) for file in offer.files]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_a_file_that_cannot_be_read_is_not_told_as_gone(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    offer = offer_of(model, (2,))
+    give(LayerStore(tmp_path, offer.model_hash), offer)
+    store = LayerStore(tmp_path, offer.model_hash)
+    assert store.complete
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as system:
+        system.setattr("zrt.actors.layer_worker.store_files.sound_bytes", refuse)
+        with pytest.raises(ZrtError) as raised:
+            store.files()
+    assert f"layer-00002.safetensors in {tmp_path / offer.model_hash} cannot be read ({os.strerror(number)})" in str(
+        raised.value
+    )
+    give(store, offer)
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind", "words"),
+    [
+        (lambda path: os.truncate(path, 99), "worker_failed", "is cut off (99 of "),
+        (
+            lambda path: path.write_bytes(b"?" * path.stat().st_size),
+            "worker_failed",
+            "is damaged (it holds other bytes",
+        ),
+        (lambda path: path.unlink(), "worker_failed", "is gone"),
+        (None, None, "the disk is on fire"),
+    ],
+)
+def test_what_befalls_a_file_while_it_is_loaded_is_told_and_the_worker_is_blank_again(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: Callable[[Path], None] | None,
+    kind: str | None,
+    words: str,
+) -> None:
+    """Whatever a load ends with, the worker is not shown as loading for ever."""
+    states = list[str]()
+    worker = AssignedLayers(tmp_path, "cpu", 0, states.append)
+    worker.prepare(PrepareLayers((model / "config.json").read_text(), "float32", 1 << 20, 64, 1))
+    offer = offer_of(model, (2,))
+    worker.assign(LayerAssignment([layer_name(2)], offer.model_hash))
+    assert worker._store is not None
+    give(worker._store, offer)
+    opened = assigned_layers.Checkpoint.of
+
+    def befall(files: list[Path]) -> Checkpoint:
+        if harm is None:
+            raise OSError(words)
+        harm(files[0])
+        return opened(files)
+
+    with monkeypatch.context() as time_of_check:
+        time_of_check.setattr(assigned_layers.Checkpoint, "of", befall)
+        with pytest.raises(ZrtError if kind else OSError) as raised:
+            worker.load()
+    assert words in str(raised.value)
+    assert not isinstance(raised.value, ZrtError) or raised.value.kind == kind
+    give(worker._store, offer)
+    worker.load()
+    assert states == ["loading", "blank", "ready"]
+    worker.close()
 
 
 def test_files_that_were_never_sent_are_the_masters_to_send(model: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from zrt.actors.block_server.block_server import BlockServer
 from zrt.actors.coordinator.fleet import drains
 from zrt.runtime.compute.engine import Engine
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.messages.client import Down, Drained
+from zrt.runtime.messages.client import Cluster, Down, Drained
 from zrt.runtime.messages.members import Assignment, LoadProgress, StateChanged
 from zrt.runtime.transport.outbox import Frames
 
@@ -280,6 +280,25 @@ async def test_a_drained_block_server_keeps_its_place(folder: Path) -> None:
             ("stage1", "drained"),
             ("spare0", "blank"),
         ]
+
+
+async def test_a_drain_is_told_as_drained_for_as_long_as_the_block_server_is(folder: Path) -> None:
+    def told(seen: Cluster) -> list[tuple[str, str]]:
+        return [(one.name, one.state) for one in seen.drains]
+
+    async with local_cluster(folder, TWO, replicas=2) as cluster:
+        await cluster.client.drain("stage1.0")
+        assert told(await cluster.client.status()) == [("stage1.0", "drained")]
+        await cluster.client.undrain("stage1.0")
+        assert told(await cluster.client.status()) == [("stage1.0", "undrained")]
+        await cluster.client.drain("stage1.0")
+        await cluster.client.drain("stage0.1")
+        await cluster.lose("stage1.0")
+        gone = [("stage1.0", "undrained"), ("stage1.0", "gone"), ("stage0.1", "drained")]
+        await cluster.until(lambda seen: told(seen) == gone)
+        await cluster.join("stage1.0")
+        await cluster.loaded()
+        assert told(await cluster.client.status()) == gone
 
 
 async def test_what_cannot_be_drained_is_said(folder: Path) -> None:

@@ -15,7 +15,7 @@ from zrt.runtime.errors import ZrtError
 class Silent:
     """A cluster without metrics, in good health."""
 
-    def exposition(self) -> bytes:
+    async def exposition(self) -> bytes:
         return b""
 
     def unready(self) -> str:

@@ -11,7 +11,7 @@ from zrt.runtime.cluster.seats import Seat, seats
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.control import Address, Fault
 from zrt.runtime.messages.members import Assignment, Beat, LoadProgress, Register, StateChanged
-from zrt.runtime.messages.stats import Load
+from zrt.runtime.messages.stats import LendLoad, Load, WorkerLoad
 
 
 class SizedMemory:
@@ -621,3 +621,99 @@ def test_replicas_add_up() -> None:
     assert roster.pipeline.capacity() == (30, 60)
     roster.drain("stage0.0")
     assert roster.pipeline.capacity() == (30, 30)
+
+
+def unused(roster: Roster) -> dict[str, str]:
+    """Place, and return why block servers are unused."""
+    roster.place()
+    return {info.name: info.unused for info in roster.infos(0.0) if info.unused}
+
+
+@pytest.mark.parametrize(
+    ("memory", "room", "has"),
+    [
+        (100, 0, "it may take 100 B"),
+        (0, 90, "its machine has free for it 90 B"),
+        (100, 90, "its machine has free for it 90 B"),
+        (90, 100, "it may take 90 B"),
+    ],
+)
+def test_a_spare_that_is_too_small_is_told_of_for_as_long_as_it_is(memory: int, room: int, has: str) -> None:
+    roster = make_roster(spares=1)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1")
+    address = join(roster, "spare0", memory=memory, room=room)
+    assert unused(roster) == {}
+    roster.died("stage0", 1)
+    words = "too little memory for stage 0 (blocks 0-14), which lacks a block server: that takes 155 B, "
+    assert unused(roster) == {"spare0": words + has}
+    join(roster, "stage0", incarnation=2)
+    assert unused(roster) == {}
+    roster.died("stage0", 2)
+    assert unused(roster)
+    if not memory:
+        roster.beat(address, Beat("blank", 0, 0, room_bytes=155), 1.0)
+        assert unused(roster) == {}
+        assert places(roster)["spare0"] == "0-14"
+
+
+@pytest.mark.parametrize("lost", ["stage0", "stage1.0"])
+def test_of_all_that_is_lost_the_smallest_is_told(lost: str) -> None:
+    roster = Roster(seats([(0, 9), (10, 29)], [1, 2]), SizedMemory(), spares=["spare0"])
+    make_ready(roster, "stage0", "stage1.0", "stage1.1")
+    join(roster, "spare0", memory=50)
+    roster.died("stage1.1", 1)
+    roster.died(lost, 1)
+    assert ("stage 0 " if lost == "stage0" else "stage 1 ") in unused(roster)["spare0"]
+
+
+@pytest.mark.parametrize("own", ["blank", "loading", "ready", "starting", "stopped"])
+@pytest.mark.parametrize("layers", ["3-4", ""])
+@pytest.mark.parametrize("seated", [True, False])
+def test_a_worker_of_which_no_layers_are_used_is_a_reserve(own: str, layers: str, seated: bool) -> None:
+    roster = make_roster()
+    roster.register(Address("attic", 2, ""), Register("layer_worker", "", 1, "here", own), 0.0)  # type: ignore[arg-type]
+    address = join(roster, "stage0" if seated else "stranger")
+    roster.place()
+    load = Load(lend=LendLoad("0", workers=[WorkerLoad("attic", "ready", layers), WorkerLoad("cellar", "ready", "7")]))
+    roster.beat(address, Beat("ready", 0, 0, load), 1.0)
+    (state,) = (info.state for info in roster.infos(1.0) if info.name == "attic")
+    used = (layers and seated) or own in ("starting", "stopped")
+    assert state == (own if used else "reserve")
+
+
+def test_who_serves_the_stage_of_a_name_is_told_with_what_the_name_cannot_do() -> None:
+    """A process keeps its name, whichever stage it serves."""
+    roster = make_roster(spares=1)
+    make_ready(roster, "stage0", "stage1.0", "stage1.1", "spare0")
+    roster.died("stage0", 1)
+    places(roster)
+    served = "; stage 0 is served by spare0"
+    for happens, kind, words in [
+        (lambda: None, "warming_up", "stage0 is being started"),
+        (lambda: roster.lost("stage0", "stage0 ended"), "bad_request", "stage0 ended"),
+        (lambda: join(roster, "stage0", incarnation=2), None, "stage0 is blank"),
+    ]:
+        happens()  # type: ignore[no-untyped-call]
+        for ask, own in ((roster.drain, "model_not_loaded"), (roster.undrain, "bad_request")):
+            with pytest.raises(ZrtError) as raised:
+                ask("stage0")
+            assert raised.value.kind == (kind or own)
+            assert raised.value.message.startswith(words)
+            assert raised.value.message.endswith(served)
+    with pytest.raises(ZrtError) as raised:
+        roster.undrain("stage1.1")
+    assert raised.value.message == "stage1.1 is ready, not drained"
+
+
+@pytest.mark.parametrize("spares", [0, 1, 2])
+def test_a_stage_that_is_lost_says_who_is_too_small_for_it(spares: int) -> None:
+    roster = make_roster()
+    make_ready(roster, "stage0", "stage1.0", "stage1.1")
+    for number in range(spares):
+        join(roster, f"small{number}", memory=50 + number)
+    roster.died("stage0", 1)
+    roster.lost("stage0", "stage0 ended")
+    roster.place()
+    words = "has too little memory for stage 0 (blocks 0-14), which lacks a block server: that takes 155 B, it may take"
+    small = [f"; small{number} {words} {50 + number} B" for number in range(spares)]
+    assert roster.pipeline.fault() == f"stage 0 (blocks 0-14) is lost: stage0 ended{''.join(small)}"

@@ -155,7 +155,10 @@ class Lending:
         lent_blocks = {block for lend in plan.lends for block in range(lend.first, lend.last + 1)}
         self._own = ranges([block for block in range(given.first, given.last + 1) if block not in lent_blocks])
         for worker in self._workers.by_name.values():
-            worker.load.layers = ranges(plan.layers(worker.name))
+            load, layers = worker.load, ranges(plan.layers(worker.name))
+            if not layers and load.state != "lost":
+                worker.reserve()
+            load.layers = layers
         self._say("")
         if not plan.lends:
             self._kept.clear()
@@ -192,6 +195,7 @@ class Lending:
         self._workers.forget()
         self._plan = LayerPlan(())
         self._own_us = self._rebuilds = 0
+        self._own = self._waits_for = ""
 
     # ---- the plan --------------------------------------------------------------------------------
 
@@ -258,7 +262,7 @@ class Lending:
                 continue
             if isinstance(answer, BaseException):
                 raise answer
-            worker.load.state = "reserve"
+            worker.reserve()
             if worker.name not in pinned:
                 helpers.append(worker)
             elif shortage := pinned_shortage(worker.name, worker.has.most_bytes, pins, model.block_bytes):

@@ -50,6 +50,12 @@ class LentWorker:
         self._load.hops, self._load.hop_us, self._load.overhead_us = hops.count, hops.hop_us, hops.overhead_us
         return self._load
 
+    def reserve(self) -> None:
+        """Note that the worker has none of the stage's layers."""
+        load = self._load
+        load.state, load.layers = "reserve", ""
+        load.held_bytes = load.total_bytes = load.push_bytes = load.push_bytes_s = 0
+
     async def look(self, prepare: PrepareLayers) -> None:
         """Find out how far away the worker is, and what it has for layers of this model. ZrtError:
         the worker's; worker_failed, also for another version than this process's."""

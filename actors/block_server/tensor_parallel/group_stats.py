@@ -35,11 +35,14 @@ class GroupStats:
         self._recent: deque[tuple[float, GroupStep]] = deque(maxlen=KEPT)
 
     def begin(self) -> None:
-        """Start over: a group is formed anew."""
+        """Start over: a group is formed anew. Counts go on; what is known of a process that has
+        gone is not told of the one in its place."""
         self.state, self._comm_id, self._formed = "forming", "", 0.0
         self._failed.clear()
         for load in self.ranks:
-            load.state = "starting"
+            load.state, load.error = "starting", ""
+            if load.rank:
+                load.pid = load.rss_bytes = load.free_mb = load.total_mb = 0
 
     def formed(self, comm_id: str) -> None:
         self._comm_id, self._formed = comm_id[:SHOWN], time.monotonic()

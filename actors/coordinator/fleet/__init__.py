@@ -14,6 +14,7 @@ In reading order:
 - pipeline.py: the stages in order, and the routes through their replicas
 - replica_choice.py: which replica of a stage a session takes
 - worker_allocation.py: which layer workers each block server may use
+- fresh_beats.py: beats that are asked for, where somebody looks
 - drains.py: taking a block server out of service, and back
 
 May import: runtime/ without torch, actors/coordinator/sessions/, and the event log. Pure files

@@ -57,13 +57,17 @@ class Drains:
 
     def infos(self) -> list[DrainInfo]:
         """Return the drains that run and the last ones that did."""
+        for progress in self._kept:
+            record = self._roster.find(progress.address.name)
+            if progress.state == "drained" and (record is None or record.address != progress.address):
+                progress.end("gone")
         return [progress.info() for progress in self._kept]
 
     async def drain(self, request: Drain, asker: str, tell: Callable[[Drained], object]) -> Drained:
         """Drain a block server for `asker`, and return what became of its sessions; `tell` hears of
         that meanwhile. ZrtError as the message Drain says."""
         record = self._roster.drain(request.name)
-        progress = DrainProgress(request, asker)
+        progress = DrainProgress(request, asker, record.address)
         self._kept.append(progress)
         self._event_log.add("drain", request.name, f"is being drained for {request.timeout_ms / 1000:g} s at most")
         self._changed()
@@ -89,7 +93,11 @@ class Drains:
     async def undrain(self, name: str) -> None:
         """Let a block server serve again, once it has loaded if it lost a part. ZrtError
         bad_request: the block server is not drained; or what keeps it from hearing of it."""
-        await self._let_serve(self._roster.undrain(name).address)
+        address = self._roster.undrain(name).address
+        await self._let_serve(address)
+        for progress in self._kept:
+            if progress.state == "drained" and progress.address == address:
+                progress.end("undrained")
         self._event_log.add("drain", name, "is undrained")
         self._changed()
 
@@ -165,12 +173,17 @@ class Drains:
 
 
 class DrainProgress:
-    """One drain, for people."""
+    """One drain of the process at `address`, for people."""
 
-    def __init__(self, request: Drain, asker: str) -> None:
+    def __init__(self, request: Drain, asker: str, address: Address) -> None:
+        self.address = address
         self._account: Callable[[], Drained] | None = None
         self._began = time.monotonic()
         self._told = DrainInfo(request.name, "draining", asker, request.timeout_ms, 0)
+
+    @property
+    def state(self) -> str:
+        return self._told.state
 
     def follow(self, account: Callable[[], Drained]) -> None:
         """Ask `account` from now on, until the end, what became of the sessions so far."""
@@ -189,8 +202,8 @@ class DrainProgress:
                 )
         return self._told
 
-    def end(self, state: Literal["drained", "failed"]) -> None:
-        """Note how the drain ended."""
+    def end(self, state: Literal["drained", "failed", "undrained", "gone"]) -> None:
+        """Note how the drain ended, or what became of the drained process."""
         self._told = replace(self.info(), state=state)
         self._account = None
 

@@ -14,6 +14,7 @@ from itertools import count
 from typing import get_args
 
 from zrt.actors.coordinator.event_log import EventLog
+from zrt.actors.coordinator.fleet.process_record import ProcessRecord
 from zrt.actors.coordinator.fleet.roster import Roster
 from zrt.actors.coordinator.fleet.served_model import ServedModel
 from zrt.actors.coordinator.fleet.worker_allocation import WorkerAllocation
@@ -83,6 +84,7 @@ class Membership:
         self._changed = changed
         self._worker_allocation = WorkerAllocation(conf)
         self._log_limiter = LogLimiter(actor.name)
+        self._passed_over: set[Address] = set()
         self._down_at: float | None = None
         self._closed = False
         # Begin with none that an earlier coordinator gave: members still hold its assignments.
@@ -119,8 +121,10 @@ class Membership:
         if message.kind == "layer_worker":
             self._actor.watch(address)
             self._worker_allocation.came(address.name, message.serves)
-            if again is None and (why := self._worker_allocation.useless(address.name)):
-                log.warning("the worker %s has nothing to do here: %s", address.name, why)
+            record.pass_over(self._worker_allocation.useless(address.name))
+            if again is None and record.unused:
+                log.warning("the worker %s has nothing to do here: %s", address.name, record.unused)
+                self._event_log.add("state", address.name, f"has nothing to do here: {record.unused}")
         self._place()
         self._workers_changed()
         if self._down_at is not None:
@@ -135,7 +139,15 @@ class Membership:
             self._actor.spawn(self._assign(record.address, assignment), f"assign {record.address.name}")
         for record in self._roster.surplus():
             self._actor.spawn(self._assign(record.address, None), f"free {record.address.name}")
+        self._tell_passed_over()
         self.changed()
+
+    def _tell_passed_over(self) -> None:
+        """Say of each block server once that it is too small for what is lost."""
+        unused = {record.address: record.unused for record in self._roster.of_kind("block_server") if record.unused}
+        for address in unused.keys() - self._passed_over:
+            self._event_log.add("state", address.name, f"stays unused: {unused[address]}")
+        self._passed_over = set(unused)
 
     def changed(self) -> None:
         """Let sessions and subscribers know that block servers came, went, or are in another
@@ -184,7 +196,7 @@ class Membership:
         self._event_log.add(
             "state",
             record.address.name,
-            f"is {message.state}" + (f": {fault.message}" if fault else ""),
+            f"is {message.state}" + _as_stage(record) + (f": {fault.message}" if fault else ""),
             fault.kind if fault else "",
         )
         if message.state == "loading":  # what it held of sessions is gone
@@ -274,6 +286,12 @@ class Membership:
             self._actor.tell(address, message)
         except ZrtError as error:
             log.warning("%s does not hear a %s: %s", address.name, type(message).__name__, error)
+
+
+def _as_stage(record: ProcessRecord) -> str:
+    """Return the stage of a process whose name does not tell it, in words that follow."""
+    seat, named = record.seat, record.address.name.partition(".")[0]
+    return f", as stage {seat.stage}" if seat is not None and named != f"stage{seat.stage}" else ""
 
 
 def _sender(envelope: Envelope) -> Address:

@@ -125,12 +125,17 @@ class Pipeline:
         if self._placement.holders(stage) or any(self._may_take(name, stage) for name in self._names):
             return None
         seats = self._placement.of_stage(stage)
-        reasons = ["no process that is left has the memory for it"]
+        reasons = ["no process is left that could hold it"]
         reasons += [
             f"{record.fault.kind}: {record.fault.message}" for record in self._placement.seated(stage) if record.fault
         ]
+        small = [
+            f"{record.address.name} has {record.unused}"
+            for record in self._records.values()
+            if record.blank and record.unused
+        ]
         reasons += [self._lost[seat.name] for seat in seats if seat.name in self._lost]
-        return f"stage {stage} (blocks {seats[0].first}-{seats[0].last}) is lost: {reasons[-1]}"
+        return f"stage {stage} (blocks {seats[0].first}-{seats[0].last}) is lost: {'; '.join([reasons[-1], *small])}"
 
     def _may_take(self, name: str, stage: int) -> bool:
         """Return whether a process that is awaited (again) may take a seat of this stage: it does,

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from zrt.actors.coordinator.fleet.process_record import ProcessRecord
 from zrt.runtime.cluster.seats import Seat, cut_stage
+from zrt.runtime.formatting import block_range, byte_size
 
 
 class StageMemory(Protocol):
@@ -59,6 +60,11 @@ class Placement:
         and is a spare from then on. Where none has the memory for a stage that nobody holds, but
         two have it together, the stage is cut in two.
         """
+        placed = self._place()
+        self._tell_passed_over()
+        return placed
+
+    def _place(self) -> list[ProcessRecord]:
         placed = []
         for seat in self.empty():
             record = self._records.get(seat.name)
@@ -73,13 +79,24 @@ class Placement:
     def _for_a_spare(self) -> tuple[ProcessRecord, Seat] | None:
         """Return the block server with the least room that is enough for a lost seat, and the seat:
         the one that is missed most."""
-        lost = [seat for seat in self.empty() if seat.name not in self._awaited]
-        for seat in sorted(lost, key=lambda seat: len(self.holders(seat.stage))):
+        for seat in sorted(self._lost(), key=lambda seat: len(self.holders(seat.stage))):
             needed = self._memory.needed_bytes(seat.first, seat.last)
             fitting = [record for record in self._blank() if record.room >= needed]
             if fitting:
                 return min(fitting, key=lambda record: record.room), seat
         return None
+
+    def _lost(self) -> list[Seat]:
+        """Return the empty seats that are not kept for anybody."""
+        return [seat for seat in self.empty() if seat.name not in self._awaited]
+
+    def _tell_passed_over(self) -> None:
+        """Note with each blank block server which seat it is too small for, the one that needs
+        least; nothing where no seat is lost."""
+        needs = [(self._memory.needed_bytes(seat.first, seat.last), seat) for seat in self._lost()]
+        needed, seat = min(needs, key=lambda need: need[0], default=(0, None))
+        for record in self._blank():
+            record.pass_over(_too_small(record, seat, needed) if seat is not None else "")
 
     def _place_halves(self) -> list[ProcessRecord]:
         """Cut one stage that nobody holds, for the two block servers with the most room: they fit
@@ -145,3 +162,13 @@ class Placement:
         """Return the seats that nobody holds, in pipeline order."""
         taken = {record.seat for record in self._records.values() if record.seat and record.state != "failed"}
         return [seat for seat in self.plan if seat not in taken]
+
+
+def _too_small(record: ProcessRecord, seat: Seat, needed: int) -> str:
+    """Return why a block server does not get a seat that needs so many bytes."""
+    blocks, limit = block_range(seat.first, seat.last), record.registration.memory_bytes
+    has = "it may take" if limit and record.room == limit else "its machine has free for it"
+    return (
+        f"too little memory for stage {seat.stage} (blocks {blocks}), which lacks a block server: "
+        f"that takes {byte_size(needed)}, {has} {byte_size(int(record.room))}"
+    )

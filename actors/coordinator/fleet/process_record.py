@@ -4,7 +4,8 @@ Only the methods here write a record; whoever has news of a process calls them.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from zrt.runtime.cluster.seats import Seat
 from zrt.runtime.errors import ZrtError
@@ -22,6 +23,10 @@ from zrt.runtime.messages.members import (
     StateChanged,
 )
 from zrt.runtime.messages.stats import Load
+
+RATE_S: Final = 0.5
+"""The shortest time over which rates are counted: beats that are asked for may come close
+together."""
 
 
 @dataclass(slots=True)
@@ -41,7 +46,8 @@ class LastBeat:
     """What a process last said of its work, `at` monotonic seconds of the coordinator's clock.
 
     `heard` is False until the first beat; until then `at` is when the process registered.
-    `busy_share` and `tokens_s` are rates between the last two beats.
+    `busy_share` and `tokens_s` are rates over RATE_S or somewhat more; since `counted_at` they are
+    counted anew, from what `counted` had.
     """
 
     at: float
@@ -50,14 +56,18 @@ class LastBeat:
     rss_bytes: int = 0
     busy_share: float = 0.0
     tokens_s: float = 0.0
+    counted: Load = field(default_factory=Load)
+    counted_at: float = 0.0
 
     def take(self, message: Beat, now: float) -> None:
         """Note the beat of time `now`."""
         if message.load is not None:
-            seconds = now - self.at
-            if seconds > 0 and self.heard:  # else it may have worked long before it was heard here
-                self.busy_share = min(1.0, (message.load.busy_us - self.load.busy_us) / 1e6 / seconds)
-                self.tokens_s = max(0, message.load.tokens - self.load.tokens) / seconds
+            seconds = now - self.counted_at
+            if self.heard and seconds >= RATE_S:
+                self.busy_share = min(1.0, max(0, message.load.busy_us - self.counted.busy_us) / 1e6 / seconds)
+                self.tokens_s = max(0, message.load.tokens - self.counted.tokens) / seconds
+            if not self.heard or seconds >= RATE_S:  # it may have worked long before it was heard here
+                self.counted, self.counted_at = message.load, now
             self.load = message.load
         self.at = now
         self.heard = True
@@ -71,7 +81,8 @@ class ProcessRecord:
 
     `serial` is that of the assignment a block server holds or loads, 0 without one; `given` says
     that this coordinator gave it, and no earlier one. `room_bytes` is what the process could grow
-    to on its machine now, 0 where it did not say.
+    to on its machine now, 0 where it did not say. `unused` says why it is given nothing where it
+    might be needed, empty if there is no such reason.
     """
 
     address: Address
@@ -84,6 +95,7 @@ class ProcessRecord:
     given: bool = False
     loading: LoadingProgress = field(default_factory=LoadingProgress)
     fault: Fault | None = None
+    unused: str = ""
 
     @classmethod
     def registered(
@@ -94,7 +106,9 @@ class ProcessRecord:
         record = cls(address, message, message.state, LastBeat(now), message.room_bytes)
         if before is not None:
             record.seat, record.serial, record.given = before.seat, before.serial, before.given
-            record.last_beat.load, record.last_beat.heard = before.last_beat.load, before.last_beat.heard
+            record.last_beat = replace(before.last_beat, at=now)
+            record.loading = before.loading
+            record.fault = before.fault if message.state == "failed" else None
         elif message.kind == "block_server":
             record.state = "blank"  # what it holds is of an assignment that nobody remembers
             record.serial = message.holds.serial if message.holds is not None else 0
@@ -166,6 +180,7 @@ class ProcessRecord:
         self.room_bytes = message.room_bytes
         if self.seat is None:
             self.state = message.state
+            self.fault = self.fault if message.state == "failed" else None
 
     def change_state(self, message: StateChanged) -> bool:
         """Note the state a block server says it is in; return False if that is of an older
@@ -196,7 +211,11 @@ class ProcessRecord:
 
     def take_seat(self, seat: Seat) -> None:
         """Give the process a seat; `assign` says what it is to load there."""
-        self.seat = seat
+        self.seat, self.unused = seat, ""
+
+    def pass_over(self, why: str) -> None:
+        """Note why the process is given nothing; empty: nothing is to be given."""
+        self.unused = why
 
     def leave_seat(self) -> None:
         """Take the seat from the process, whatever its state."""
@@ -205,15 +224,16 @@ class ProcessRecord:
     def keep(self, seat: Seat, serial: int) -> None:
         """Leave the process what an earlier coordinator gave it, which is what `seat` needs."""
         self.seat, self.serial, self.given = seat, serial, False
-        self.state = "loading"
+        self.state, self.unused = "loading", ""
 
     def yield_seat(self) -> None:
         """Give the seat up to a process that has its blocks already; this one is blank again."""
-        self.seat, self.state = None, "blank"
+        self.seat, self.state, self.loading = None, "blank", LoadingProgress()
 
     def let_go(self) -> None:
         """Forget what the process holds: it is told to free it."""
         self.serial, self.given = 0, False
+        self.loading = LoadingProgress()
 
     def serve(self, state: Serving) -> None:
         """Offer the process to sessions, or no longer: ready, draining or drained."""
@@ -226,7 +246,7 @@ class ProcessRecord:
         if seat is None:
             raise ZrtError("internal", f"{self.address.name} has no seat")
         self.serial, self.given = serial, True
-        self.state = "loading"
+        self.state, self.fault = "loading", None
         self.loading = LoadingProgress()
         return Assignment(
             serial,
@@ -282,4 +302,5 @@ class ProcessRecord:
             turn_p95_ms=load.turn_p95_us / 1e3,
             fault=f"{fault.kind}: {fault.message}" if fault else "",
             lend=load.lend if seat else None,
+            unused=self.unused,
         )

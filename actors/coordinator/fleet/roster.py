@@ -186,7 +186,10 @@ class Roster:
         if record.state in ("starting", "loading"):
             raise ZrtError("warming_up", f"{name} is {record.state}: drain it when it is ready")
         if not record.routable:
-            raise ZrtError("model_not_loaded", f"{name} is {record.state}: it serves nothing that could be drained")
+            raise ZrtError(
+                "model_not_loaded",
+                f"{name} is {record.state}: it serves nothing that could be drained{self._served_by(name)}",
+            )
         record.serve("draining")
         return record
 
@@ -195,7 +198,7 @@ class Roster:
         has loaded. ZrtError as the client message Undrain."""
         record = self.block_server(name)
         if record.state not in ("draining", "drained", "loading"):
-            raise ZrtError("bad_request", f"{name} is {record.state}, not drained")
+            raise ZrtError("bad_request", f"{name} is {record.state}, not drained{self._served_by(name)}")
         if record.state != "loading":
             record.serve("ready")
         return record
@@ -207,11 +210,23 @@ class Roster:
         if record is None or record.kind != "block_server":
             names = ", ".join(sorted(record.address.name for record in self.of_kind("block_server"))) or "none"
             if name in self._lost:
-                raise ZrtError("bad_request", self._lost[name])
+                raise ZrtError("bad_request", f"{self._lost[name]}{self._served_by(name)}")
             if record is None and name in self._names:
-                raise ZrtError("warming_up", f"{name} is being started, and serves once it has loaded")
+                later = self._served_by(name) or ", and serves once it has loaded"
+                raise ZrtError("warming_up", f"{name} is being started{later}")
             raise ZrtError("bad_request", f"there is no block server called {name}; there are: {names}")
         return record
+
+    def _served_by(self, name: str) -> str:
+        """Return which other processes serve the stage that a process is named after, in words that
+        follow; empty where it has the seat, or none is named so."""
+        return "".join(
+            f"; stage {seat.stage} is served by {', '.join(others)}"
+            for seat in self._placement.plan
+            if seat.name == name
+            for others in [[record.address.name for record in self._placement.holders(seat.stage)]]
+            if others and name not in others
+        )
 
     def server_or_worker(self, name: str) -> ProcessRecord:
         """Return the block server or layer worker of this name. ZrtError bad_request: there is
@@ -226,10 +241,18 @@ class Roster:
     def of_kind(self, kind: ActorKind) -> list[ProcessRecord]:
         return [record for record in self._records.values() if record.kind == kind]
 
+    def all(self) -> list[ProcessRecord]:
+        """Return every process that is here."""
+        return list(self._records.values())
+
     def infos(self, now: float) -> list[ActorInfo]:
         """Return every process, for people: block servers in pipeline order first, with those that
         are awaited or lost."""
         infos = [record.info(now) for record in self._records.values()]
+        used = {worker.name for info in infos if info.lend for worker in info.lend.workers if worker.layers}
+        for info in infos:
+            if info.kind == "layer_worker" and info.name not in used and info.state in ("blank", "loading", "ready"):
+                info.state = "reserve"
         seats = {seat.name: seat.stage for seat in reversed(self._placement.empty())}
         for name in self._names:
             if name not in self._records:
