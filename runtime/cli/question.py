@@ -34,7 +34,7 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of what goes into the model's chat template besides prompts."""
-    parser.add_argument("--system", type=argument_types.text, metavar="TEXT", help="a system prompt")
+    parser.add_argument("--system", type=argument_types.prompt, metavar="TEXT", help="a system prompt")
     parser.add_argument(
         "--template-option",
         type=argument_types.template_option,

@@ -4,11 +4,11 @@ full. Pure."""
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.formatting import counted
+from zrt.runtime.paths import expanded
 
 ROOM: Final = 512
 """The tokens of the context that a chat keeps for an answer, unless it says how long answers may
@@ -167,7 +167,10 @@ class Conversation:
     def _save(self, name: str) -> CommandDone:
         if not name:
             return CommandDone("say where to: /save FILE")
-        path = Path(name).expanduser()
+        try:
+            path = expanded(name)
+        except ZrtError as error:
+            return CommandDone(error.message)
         text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
         try:
             with path.open("w" if path == self._saved else "x", encoding="utf-8", errors="replace") as file:

@@ -130,7 +130,7 @@ def test_a_text_far_beyond_the_context_is_refused_by_its_length(name: str) -> No
     made = MADE[name]
     encoded: list[int] = []
     with pytest.raises(ZrtError) as raised:
-        made.encode_raw("the cat and " * 10_000, EncodingLimit(100, lambda done, total: encoded.append(done)))
+        made.encode_raw("the cat and " * 10_000, limit=EncodingLimit(100, lambda done, total: encoded.append(done)))
     assert raised.value.kind == "context_exceeded"
     assert f"no token stands for more than {made.least_tokens.bytes_per_token} bytes" in raised.value.message
     assert not encoded
@@ -141,7 +141,7 @@ def test_a_text_is_not_tokenised_beyond_the_context() -> None:
     assert made.least_tokens.of(text) < context
     encoded: list[int] = []
     with pytest.raises(ZrtError, match=r"more than \d+ tokens") as raised:
-        made.encode_raw(text, EncodingLimit(context, lambda done, total: encoded.append(done)))
+        made.encode_raw(text, limit=EncodingLimit(context, lambda done, total: encoded.append(done)))
     assert raised.value.kind == "context_exceeded"
     assert 0 < max(encoded) <= len(text) * 3 // 4
 

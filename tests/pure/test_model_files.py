@@ -77,7 +77,8 @@ def test_the_rooms_that_read_models_open_their_files_in_no_other_way() -> None:
     found = []
     rooms = ("runtime/text", "runtime/models/architecture", "runtime/models/checkpoint", "actors/coordinator")
     rooms += ("actors/block_server/layer_lending", "actors/block_server/tensor_parallel", "actors/tp_rank")
-    for path in (path for room in rooms for path in sorted((ROOT / room).rglob("*.py"))):
+    own = ROOT / "runtime/models/checkpoint/tensor_digests.py"  # reads what zrt itself has written
+    for path in (path for room in rooms for path in sorted((ROOT / room).rglob("*.py")) if path != own):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
                 case (

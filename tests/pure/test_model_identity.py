@@ -74,7 +74,7 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(file: Path) -> int:
         raise AssertionError(f"{file} is hashed again")
 
-    monkeypatch.setattr(tensor_digests, "open_file", opened)
+    monkeypatch.setattr(tensor_digests, "open_model_file", opened)
 
 
 @pytest.mark.parametrize("files", [1, 3])

@@ -49,7 +49,7 @@ def busy(roster: Roster) -> Address:
     address = register(roster, 1, 0.0)
     (record,) = roster.place()
     record.assign(TEMPLATE, 7)
-    roster.load_progress(address, LoadProgress(7, 5, 9, LOAD.lend, 1, 2))
+    roster.load_progress(address, LoadProgress(7, 5, 9, LOAD.lend, 1, 2, 3))
     beat(roster, address)
     roster.state_changed(address, StateChanged("failed", 7, Fault("bad_model", "no such tensor")))
     record.pass_over("too small")
