@@ -4,6 +4,7 @@ full. Pure."""
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from zrt.runtime.errors import ZrtError
