@@ -273,6 +273,13 @@ def test_without_a_network_the_model_and_the_ways_out_are_named(environment: dic
     assert "name a model folder, or use the demo model" in answer["message"]
 
 
+def test_a_cache_in_no_home_directory_is_named(tmp_path: Path) -> None:
+    answer = resolved("owner/name", tmp_path, HF_HOME="~nosuchuser/hf", HF_HUB_OFFLINE="1")
+    assert answer["kind"] == "bad_config"
+    assert answer["message"].startswith("the cache of huggingface_hub is ~nosuchuser/hf")
+    assert answer["message"].endswith(": set HF_HOME to a folder")
+
+
 def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         answer = resolved(
