@@ -137,7 +137,7 @@ SAMPLING_OPTIONS: Final = (
         generation_config="min_new_tokens",
     ),
     SamplingOption("ignore_eos", bool, "--ignore-eos", "", "go on after the model's own end of an answer"),
-    SamplingOption("stop", Stops, "--stop", "TEXT", "end before this text"),
+    SamplingOption("stop", Stops, "--stop", "TEXT", "end before this text; special tokens count by their names"),
     SamplingOption("stop_token_ids", TokenIds, "--stop-token-id", "ID", "end at this token", holds_token_ids=True),
     SamplingOption(
         "logprobs",
@@ -160,7 +160,8 @@ class SamplingRequest(PromptRequest):
     An option that is left out (None) is taken from the model's generation_config; `temperature` 0
     is greedy; without `seed` one is drawn and reported. Generation ends at an end-of-sequence token
     or one of `stop_token_ids` (counted, without text), at a string of `stop` (not part of the
-    text), after `max_tokens`, or at the end of the context.
+    text; special tokens, which have no text, count by their names in strings that name them), after
+    `max_tokens`, or at the end of the context.
 
     `repetition_penalty` divides (multiplies, below 0) the logits of all tokens of prompt and
     answer; `presence_penalty` is subtracted from those of the answer's tokens, `frequency_penalty`

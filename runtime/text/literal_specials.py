@@ -4,8 +4,11 @@ A tokenizer makes a special token of its name wherever it stands, as transformer
 users are not trusted wants otherwise: the template's own special tokens, and none by a message.
 """
 
+import re
 import secrets
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Final
 
 import tokenizers
@@ -28,6 +31,7 @@ class LiteralSpecials:
         self._literal.encode_special_tokens = True
         # of characters that no text has by accident, and nobody can guess
         self._nonce = "".join(chr(0xE000 + secrets.randbelow(0x1000)) for _ in range(16))
+        self._mark = re.compile(f"{re.escape(self._nonce)}(.)")
         self._literal.add_tokens([tokenizers.AddedToken(self._nonce, special=False, normalized=False)])
         self._barrier = self._literal.token_to_id(self._nonce)
 
@@ -36,8 +40,8 @@ class LiteralSpecials:
         return self._ids(text, add_special_tokens=True)
 
     def masked(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], dict[str, str]]:
-        """Return the messages with a mark in the place of each special token of their contents, and
-        what each mark stands for."""
+        """Return the messages with a mark in the place of each special token's name in their
+        contents, and the mark of each name."""
         marks: dict[str, str] = {}
         contents = [self._masked(message["content"], marks) for message in messages]
         return [{**message, "content": text} for message, text in zip(messages, contents, strict=True)], marks
@@ -48,39 +52,46 @@ class LiteralSpecials:
         parts, done = [], 0
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token in special and start >= done:
-                mark = f"{self._nonce}{chr(MARKS + len(marks))}"
-                marks[mark] = content[start:end]
+                name = content[start:end].strip()
+                start = content.index(name, start)
+                mark = marks.setdefault(name, f"{self._nonce}{chr(MARKS + len(marks))}")
                 parts += [content[done:start], mark]
-                done = end
+                done = start + len(name)
         return "".join([*parts, content[done:]])
 
     def encode_masked(self, text: str, marks: Mapping[str, str]) -> list[int]:
-        """Return the ids of a text with marks: what they stand for is text, and other names of
-        special tokens are those tokens."""
+        """Return the ids of a text with marks: the names that they stand for are text, and other
+        names of special tokens are those tokens."""
+        names = {mark[-1]: name for name, mark in marks.items()}
+        pieces = self._mark.split(text)  # text, the last character of a mark, text, …
+        text = "".join(pieces)
+        ends = list(accumulate(map(len, pieces)))[1::2]
         (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
         ids: list[int] = []
         done = 0
+
+        def part(end: int) -> list[int]:
+            """Return the ids of the text from `done` on, as it stands in the whole: a vocabulary
+            may write the beginning of a text in another way."""
+            literal, start = [self._nonce] if done else [], done
+            for place in ends[bisect_right(ends, done) : bisect_right(ends, end)]:
+                literal += [text[start : place - 1], names.get(text[place - 1], "")]
+                start = place
+            return self._ids("".join([*literal, text[start:end]])) if done < end else []
+
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if self._special.get(text[start:end].strip()) == token:
-                ids += [*self._part(text, done, start, marks), token]
+                ids += [*part(start), token]
                 done = end
-        return ids + self._part(text, done, len(text), marks)
-
-    def _part(self, text: str, start: int, end: int, marks: Mapping[str, str]) -> list[int]:
-        """Return the ids of a part between special tokens, as it stands in the whole: a vocabulary
-        may write the beginning of a text in another way."""
-        part = text[start:end]
-        for mark, literal in marks.items():
-            part = part.replace(mark, literal)
-        return self._ids(self._nonce * (start > 0) + part) if part else []
+        return ids + part(len(text))
 
     def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of a text without special tokens. A vocabulary may hold their names as
         words; such a word is taken apart after its first character."""
-        (encoding,) = self._literal.encode_batch([text], add_special_tokens=False)
+        (encoding,) = self._literal.encode_batch([text], add_special_tokens=add_special_tokens)
         words = zip(encoding.ids, encoding.offsets, strict=True)
         if any(self._special.get(text[start:end].strip()) == token for token, (start, end) in words):
             for name in self._special:
                 text = text.replace(name, f"{name[0]}{self._nonce}{name[1:]}")
-        (encoding,) = self._literal.encode_batch([text], add_special_tokens=add_special_tokens)
+            (encoding,) = self._literal.encode_batch([text], add_special_tokens=add_special_tokens)
         return [token for token in encoding.ids if token != self._barrier]
