@@ -169,13 +169,14 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--questions", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--kv", default="3GiB", help="room of a stage for KV; with 8MiB a text is refused once it is tokenised")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         if asked.model == "demo":
             settings: dict[str, Any] = {}
             folder = resolve(DEMO)
         else:
-            settings = {"context": CONTEXT, "kv": "3GiB"}
+            settings = {"context": CONTEXT, "kv": asked.kv}
             folder = random_model(Path(made))
         with cluster(folder, asked.stages, **settings) as endpoint:
             figures = asyncio.run(run(asked, endpoint, texts(folder)))
