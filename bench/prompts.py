@@ -169,7 +169,9 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--questions", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--kv", default="3GiB", help="room of a stage for KV; with 8MiB a text is refused once it is tokenised")
+    parser.add_argument(
+        "--kv", default="3GiB", help="room of a stage for KV; with 8MiB a text is refused once it is tokenised"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         if asked.model == "demo":

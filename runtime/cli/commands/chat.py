@@ -4,7 +4,8 @@ import argparse
 import asyncio
 import signal
 import sys
-from contextlib import aclosing, suppress
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -48,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
                 done = conversation.command(line)
                 if done is None:
                     conversation.ask(conversation.spoken(line))
-                    failed |= not _answered(foreground, client, conversation, options)
+                    with _noted_interrupt() as early:
+                        failed |= not _answered(foreground, client, conversation, options, early)
                 elif done.leave:
                     break
                 else:
@@ -58,13 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     return int(failed)
 
 
-def _answered(foreground: Foreground, client: Client, conversation: Conversation, options: dict[str, Any]) -> bool:
+def _answered(
+    foreground: Foreground, client: Client, conversation: Conversation, options: dict[str, Any], early: list[int]
+) -> bool:
     """Ask the open question, without the oldest turns where it does not fit with them; return
     whether it was answered. ZrtError coordinator_lost: there is no coordinator any more."""
     while True:
         answer = Answer()
         try:
-            foreground.run(lambda: _reply(client, conversation, options, answer))  # noqa: B023 (it runs at once)
+            foreground.run(lambda: _reply(client, conversation, options, answer, early))  # noqa: B023 (it runs at once)
         except ZrtError as error:
             if error.kind == "coordinator_lost" and not client.connected:
                 raise
@@ -96,9 +100,23 @@ def _line() -> str | None:
     return None
 
 
-async def _reply(client: Client, conversation: Conversation, options: dict[str, Any], answer: Answer) -> None:
-    """Print the answer to the open question, and note it in `answer`, also when Ctrl-C ended it. A
-    second Ctrl-C raises KeyboardInterrupt."""
+@contextmanager
+def _noted_interrupt() -> Iterator[list[int]]:
+    """Note a Ctrl-C in the list, rather than raise it: what is asked is about to be sent, and the
+    Ctrl-C is meant for that."""
+    early: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: early.append(number))
+    try:
+        yield early
+    finally:
+        interruptible()
+
+
+async def _reply(
+    client: Client, conversation: Conversation, options: dict[str, Any], answer: Answer, early: list[int]
+) -> None:
+    """Print the answer to the open question, and note it in `answer`, also when Ctrl-C ended it: if
+    one came `early`, before it is asked for. A second Ctrl-C raises KeyboardInterrupt."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     stream = client.generate(messages=conversation.messages, room=conversation.room, **options)
@@ -108,6 +126,8 @@ async def _reply(client: Client, conversation: Conversation, options: dict[str, 
         stream.cancel()
 
     loop.add_signal_handler(signal.SIGINT, interrupted)
+    if early:
+        interrupted()
     async with aclosing(stream):
         await follow(client, stream, [answer], show=True)
     if not conversation.turns:
