@@ -5,7 +5,8 @@ Subscribe, Follow, Unsubscribe, Drain, Undrain, Restart, Down. Sends to clients:
 up`: Kill.
 """
 
-from typing import Protocol
+import logging
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -23,7 +24,6 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import (
     Cancel,
     ClientEvent,
-    ClientRequest,
     Cluster,
     Down,
     Drain,
@@ -42,7 +42,14 @@ from zrt.runtime.messages.members import Kill
 from zrt.runtime.wire.clients import decode_client, encode_event
 from zrt.runtime.wire.decode_errors import WireError
 
+log = logging.getLogger(__name__)
+
 KILL_DEADLINE_S = 5.0
+
+PromptlyServed = Generate | Resume | Cancel | Subscribe | Follow | Unsubscribe
+LastingRequest = Status | Drain | Undrain | Restart | Down
+LASTING: Final = (Status, Drain, Undrain, Restart, Down)
+"""The requests that are answered once other processes have."""
 
 
 class RunningCluster(Protocol):
@@ -83,24 +90,28 @@ class ClientRequests:
         self._log_limiter = LogLimiter(actor.name)
 
     def receive(self, bare: Bare) -> None:
-        """Decode a request, and serve it: a generation exists from now on, any other is a task of
-        its own. Refuse what does not decode."""
+        """Decode a request, and serve it: at once and in order of arrival, or as a task of its own
+        where it waits for others. Refuse what does not decode."""
         try:
             request = decode_client(bare.frame)
         except WireError as error:
             self._refuse(bare, error.id, error, self._actor.name)
             return
         try:
-            if isinstance(request, Generate):
-                self._generations.start(bare, request)
-            else:
+            if isinstance(request, LASTING):
                 self._actor.spawn(self._serve(bare, request), f"client {request.id}")
+            else:
+                self._obey(bare, request)
         except ZrtError as error:
-            self._refuse(bare, request.id, error, self._actor.name)
+            self._refuse(bare, request.id, error, error.where or self._actor.name)
+        except Exception as error:
+            log.exception("a request is not served")
+            failed = ZrtError("internal", f"the request is not served: {error!r}")
+            self._refuse(bare, request.id, failed, self._actor.name)
 
-    async def _serve(self, bare: Bare, request: ClientRequest) -> None:
+    async def _serve(self, bare: Bare, request: LastingRequest) -> None:
         try:
-            await self._obey(bare, request)
+            await self._obey_in_time(bare, request)
         except ZrtError as error:
             self._refuse(bare, request.id, error, error.where)
 
@@ -108,16 +119,15 @@ class ClientRequests:
         self._event_log.add("refusal", caller_name(bare), error.message, error.kind)
         self._tell_client(bare, Error(id=request, kind=error.kind, message=error.message, where=where))
 
-    async def _obey(self, bare: Bare, request: ClientRequest) -> None:
+    def _obey(self, bare: Bare, request: PromptlyServed) -> None:
         match request:
+            case Generate():
+                self._generations.start(bare, request)
             case Resume():
                 self._generations.resume(bare, request)
             case Cancel():
                 self._cancel(bare, request)
                 self._tell_client(bare, Ok(id=request.id))
-            case Status():
-                cluster = await self._cluster.fresh_snapshot(request.id)
-                self._tell_client(bare, replace(cluster, happened=self._event_log.since(0)))
             case Subscribe():
                 self._subscribers.add(bare, request)
             case Follow():
@@ -126,6 +136,12 @@ class ClientRequests:
                 self._subscribers.remove(bare.peer, request.id)
                 self._generations.unfollow(bare.peer, request.id)
                 self._tell_client(bare, Ok(id=request.id))
+
+    async def _obey_in_time(self, bare: Bare, request: LastingRequest) -> None:
+        match request:
+            case Status():
+                cluster = await self._cluster.fresh_snapshot(request.id)
+                self._tell_client(bare, replace(cluster, happened=self._event_log.since(0)))
             case Drain():
                 self._tell_client(
                     bare,

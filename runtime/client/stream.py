@@ -1,6 +1,7 @@
 """A generation as its client hears it: in order, nothing lost or repeated, even when connections
 break."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -111,7 +112,12 @@ class Stream:
         cancelled: it was closed meanwhile."""
         self._state = "opening"
         if not self._cancelling:
-            await self._connection.there()
+            try:
+                await self._connection.there()
+            except asyncio.CancelledError:
+                if self._state == "opening":
+                    self._state = "new"  # nothing was sent: the next call begins anew
+                raise
         if self._state != "opening":
             raise ZrtError("cancelled", "the generation was closed before it was sent")
         self._state = "open"

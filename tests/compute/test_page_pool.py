@@ -1,5 +1,6 @@
 """Pages of KV memory: owned, cached, found again by name, evicted."""
 
+from array import array
 from collections.abc import Hashable
 
 import pytest
@@ -146,7 +147,7 @@ class Machine(RuleBasedStateMachine):
         self.serial = 0
 
     def names(self, history: list[int]) -> list[int]:
-        return PageKeys("m", PAGE).of(history)
+        return PageKeys("m", PAGE).of(array("I", history))
 
     def wipe(self) -> None:
         for freed in self.pool.freed():

@@ -272,7 +272,7 @@ def test_a_missing_or_ill_typed_key_is_named(change, text) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (None, "No such file"),
+        (None, "there is no .*config.json"),
         (b"{", "not JSON"),
         (b"[]", "not a JSON object"),
         (b"\xff\xfe\x00", "not JSON"),

@@ -53,7 +53,7 @@ async def started_child() -> psutil.Process:
                 with suppress(psutil.Error):
                     if any("encoding_main" in word for word in child.cmdline()):
                         return child
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
 
 
 async def held(cluster: Local) -> tuple[psutil.Process, Stream]:

@@ -57,11 +57,14 @@ class Drains:
 
     def infos(self) -> list[DrainInfo]:
         """Return the drains that run and the last ones that did."""
-        for progress in self._kept:
-            record = self._roster.find(progress.address.name)
-            if progress.state == "drained" and (record is None or record.address != progress.address):
-                progress.end("gone")
-        return [progress.info() for progress in self._kept]
+        return [self._info(progress) for progress in self._kept]
+
+    def _info(self, progress: "DrainProgress") -> DrainInfo:
+        """Return what people are shown of a drain. What it emptied may be gone: for now, if only
+        its connection broke."""
+        record, info = self._roster.find(progress.address.name), progress.info()
+        there = record is not None and record.address == progress.address
+        return info if there or info.state != "drained" else replace(info, state="gone")
 
     async def drain(self, request: Drain, asker: str, tell: Callable[[Drained], object]) -> Drained:
         """Drain a block server for `asker`, and return what became of its sessions; `tell` hears of

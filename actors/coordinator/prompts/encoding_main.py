@@ -1,5 +1,5 @@
 """A process that tokenises long texts for its parent: `python -m
-zrt.actors.coordinator.prompts.encoding_main FOLDER`.
+zrt.actors.coordinator.prompts.encoding_main FOLDER CONTEXT`.
 
 Reads from its parent, over the socket that is its standard input: PromptRequest. Writes to it, for
 each: Told any number of times, then Encoded or Refused. It ends with that socket.

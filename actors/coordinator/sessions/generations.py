@@ -132,8 +132,8 @@ class Generations:
             self._refuse(answers, ZrtError("internal", f"the prompt is not accepted: {error!r}"))
 
     def _accept(self, answers: list[Generation], request: Generate, prompt: Sequence[int]) -> None:
-        """Queue all sessions of a request, or none, now that its prompt is known. ZrtError as
-        `Admission.offer_all`, and then none is accepted."""
+        """Queue all sessions of a request, now that its prompt is known, or refuse it where there
+        is no room for all."""
         length = self._requests.max_length(len(prompt), request.max_tokens)
         try:
             self._admission.offer_all([(generation.id, len(prompt), length) for generation in answers])
@@ -242,8 +242,8 @@ class Generations:
             self._tending = None
 
     def _expected(self, generation: Generation) -> bool:
-        """Return whether something should come of a generation: it neither waits for its turn nor
-        is parked."""
+        """Return whether something should come of a generation: it is neither tokenised, nor waits
+        for its turn, nor is parked."""
         state = generation.session.state
         return state not in UNHURRIED and self._admission.place(generation.id) is None
 
