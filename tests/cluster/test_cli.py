@@ -163,23 +163,6 @@ def test_ctrl_c_in_a_chat_ends_the_answer_alone_and_ctrl_d_leaves(cluster: Runni
         assert "Traceback" not in terminal.screen
 
 
-def test_ctrl_c_right_after_a_line_ends_that_answer_alone(cluster: Running) -> None:
-    """However soon: before the question is sent, while it is tokenised, before the first token."""
-    with Terminal("chat", *LONG, home=cluster.home) as terminal:
-        for turn in range(4):
-            terminal.until("> ")
-            terminal.type(f"w{turn}\n")
-            terminal.until("\n")
-            terminal.type(CTRL_C)
-        terminal.until("> ")
-        assert sessions(cluster) == []
-        terminal.type("w9\n")
-        terminal.until(" w")
-        terminal.type(CTRL_C)
-        terminal.until("> ")
-        assert terminal.wait(typing=CTRL_D) == 0
-
-
 def test_a_connection_that_breaks_is_said_on_a_terminal_until_it_is_back(cluster: Running) -> None:
     """The coordinator's death costs the answer, not the chat."""
     with Terminal("chat", *LONG, home=cluster.home) as terminal:

@@ -17,7 +17,10 @@ from support.clusters import Local, local_cluster
 from support.peers import until
 
 from zrt.actors.coordinator.prompts import encoder, encoding_child
+from zrt.runtime.cli.answer import Answer
+from zrt.runtime.cli.commands import chat
 from zrt.runtime.client.client import Client
+from zrt.runtime.client.conversation import Conversation
 from zrt.runtime.client.stream import Stream
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Finished, Progress
@@ -260,3 +263,15 @@ async def test_a_text_has_the_same_ids_whoever_tokenises_it(
         ids = await made.offer(request, 1).encode()
         await made.close()
         assert ids.tolist() == tokenizer.encode_raw(FITTING)
+
+
+async def test_a_ctrl_c_before_a_line_of_a_chat_is_sent_ends_that_answer_alone(cluster: Local) -> None:
+    conversation, answer = Conversation(), Answer()
+    conversation.ask(SHORT)
+    options = {"max_tokens": 4000, "ignore_eos": True}
+    try:
+        await chat._reply(cluster.client, conversation, options, answer, early=[signal.SIGINT])
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+    assert not answer.token_ids
+    assert not (await cluster.client.status()).sessions
