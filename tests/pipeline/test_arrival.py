@@ -254,9 +254,13 @@ async def test_a_text_has_the_same_ids_whoever_tokenises_it(
     tokenizer = Tokenizer.open(folder)
     assert tokenizer is not None
     request = PromptRequest(id="1", prompt=FITTING, raw=True)
+    literal = PromptRequest(id="2", prompt="he</s>", raw=True, special_as_text=True)
     for longest in (1 << 20, 1):
         monkeypatch.setattr(encoder, "THREAD_LANES", (longest, longest))
         made = encoder.PromptEncoder(tokenizer, folder, CONTEXT)
         ids = await made.offer(request, 1).encode()
+        literal_ids = await made.offer(literal, 1).encode()
         await made.close()
         assert ids.tolist() == tokenizer.encode_raw(FITTING)
+        assert "_literal" not in vars(tokenizer)  # no thread of ours had to wait for it to be made
+    assert literal_ids.tolist() == tokenizer.encode_raw("he</s>", special_as_text=True)
