@@ -7,7 +7,6 @@ known to be whole without asking.
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from zrt.runtime import paths
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.fetch.download_progress import POLL_S, Growth, Progress, Say
 from zrt.runtime.watchdog import beside
+from zrt.runtime.whole_files import write_whole
 
 ANSWER_S: Final = 8.0
 """Seconds for the hub to list a model's files, including connecting, resolving names and all
@@ -216,9 +216,7 @@ def _note(ref: str, listing: Listing) -> None:
     with suppress(OSError, ZrtError):
         file = _note_file(ref)
         file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_suffix(f".{os.getpid()}.new")
-        new.write_bytes(msgspec.json.encode(listing))
-        new.replace(file)
+        write_whole(file, msgspec.json.encode(listing))
 
 
 def _note_file(ref: str) -> Path:
