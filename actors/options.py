@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zrt.runtime import paths
 from zrt.runtime.process.python_command import python_command
 
 if TYPE_CHECKING:
@@ -61,11 +60,13 @@ class ClusterOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         """Return the options for a process in another folder: with absolute paths, that of the
         model too, which the cluster file may name by a relative one. `conf` is what `read`
         returned."""
-        model = paths.expanded(conf.model.ref)
+        from zrt.runtime.models.fetch.resolve import local_folder  # only whoever has read a cluster file needs it
+
+        folder = local_folder(conf.model.ref)
         return replace(
             self,
             conf=None if self.conf is None else os.path.abspath(self.conf),
-            model=os.path.abspath(model) if model.is_dir() else self.model,
+            model=self.model if folder is None else os.path.abspath(folder),
         )
 
 

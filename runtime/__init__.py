@@ -8,6 +8,7 @@ The files here are the base that every room may import:
 - version.py: the release of zrt that runs
 - paths.py: the folder of zrt's files on this machine, and paths as people write them
 - model_files.py: the files of a model's folder, each opened in one way
+- whole_files.py: files that several processes share, replaced whole, and locks
 - hard_exit.py: the end of a process that does not wait for its threads
 - host_memory.py: memory of this machine that a new process may take
 - watchdog.py: blocking calls, given up when they take too long

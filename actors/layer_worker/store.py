@@ -23,7 +23,6 @@ from zrt.actors.layer_worker.store_files import (
     lost_files,
     sound_bytes,
     unusable,
-    write_whole,
 )
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.checkpoint.layer_manifest import (
@@ -35,6 +34,7 @@ from zrt.runtime.models.checkpoint.layer_manifest import (
     digest,
     parse_manifest,
 )
+from zrt.runtime.whole_files import write_whole
 
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -142,7 +142,7 @@ class LayerStore:
             raise ZrtError("bad_request", f"{MANIFEST}: its hash is not {self.model_hash}")
         manifest = parse_manifest(data)
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._folder / MANIFEST, data)
+        write_whole(self._folder / MANIFEST, data, flushed=True)
         self.manifest = manifest
         self._adopt(manifest)
         return total

@@ -3,9 +3,7 @@ and the error for a file that cannot be written or read."""
 
 import errno
 import hashlib
-import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,16 +120,3 @@ def sound_bytes(path: Path, file: ManifestFile) -> int:
                 break
             held = end
     return held
-
-
-def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Write a file atomically: the file is there whole or not at all."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".new", delete=False) as file:  # others may write the same
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise

@@ -60,6 +60,12 @@ def given_chat(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value}
 
 
+def describes_answer(arguments: argparse.Namespace) -> bool:
+    """Return whether anything was given that has no meaning without a prompt. ZrtError
+    bad_config."""
+    return bool(arguments.raw or arguments.json or given_chat(arguments) or given_sampling(arguments))
+
+
 def read_question(arguments: argparse.Namespace) -> Question:
     """Return the question in the arguments; the prompt `-` is read from standard input. ZrtError
     bad_config."""

@@ -110,8 +110,9 @@ class Conversation:
 
     def failed(self, error: ZrtError) -> str:
         """Drop the question, keep all turns, and return what is to be said."""
+        alone = error.kind in FULL and 0 < len(self._turns) == self._left_out
         self._close()
-        if error.kind not in FULL or not self._turns:
+        if not alone:
             return str(error)
         return f"{error} (this message alone is too long, without the turns before it: they are kept)"
 

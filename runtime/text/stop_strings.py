@@ -1,15 +1,18 @@
 """Stop strings over a stream of text."""
 
+import re
+import secrets
 from collections.abc import Sequence, Set
 from typing import Final
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.text.detokenizer import CleanUp
-from zrt.runtime.text.token_decoders import TokenDecoder
+from zrt.runtime.text.detokenizer import NamedTokens
 from zrt.runtime.text.tokenizer import Tokenizer
 
-MARKS: Final = 0x10_0000
-"""The first of the characters (of a private-use area) that stand for tokens without text."""
+MARKS: Final = range(0xD800, 0xE000)
+"""The code points that stand for tokens without text: halves of UTF-16 pairs, which no text has."""
+PLACES: Final = 0xF_0000
+"""The first of the characters (of a private-use area) that number such tokens in a decoder."""
 
 
 class StopMatcher:
@@ -28,7 +31,7 @@ class StopMatcher:
         self, stops: Sequence[str], tokenizer: Tokenizer | None = None, hidden: Set[int] = frozenset()
     ) -> None:
         """Take the stop strings; special tokens, and `hidden` ones, have no text. ZrtError
-        bad_request: one is empty, and would be found everywhere."""
+        bad_request: one is empty, and would be found everywhere; or they name too many tokens."""
         if not all(stops):
             raise ZrtError("bad_request", "a stop string is empty")
         self._plain = _Search(stops)
@@ -121,15 +124,20 @@ class _Spelled:
     def __init__(self, named: dict[str, list[str]], tokenizer: Tokenizer, hidden: Set[int]) -> None:
         self._backend = tokenizer.backend
         self._silent = tokenizer.special_ids | hidden
-        self._decoder = TokenDecoder(tokenizer.decoder_steps)
-        self._clean = CleanUp() if tokenizer.cleans_up else None
         every = sorted({name for names in named.values() for name in names})
-        self._marks = {name: chr(MARKS + place) for place, name in enumerate(every, start=1)}
+        if len(every) >= len(MARKS):
+            raise ZrtError("bad_request", f"the stop strings name {len(every)} special tokens: {len(MARKS) - 1} may be")
+        self._places = {name: place for place, name in enumerate(every, start=1)}
+        # a decoder takes no code points that are no characters, so it is given a token that it
+        # leaves as it is, and that nobody can guess
+        self._nonce = "".join(chr(0xE000 + secrets.randbelow(0x1000)) for _ in range(16))
+        numbered = re.compile(f"{self._nonce}(.)")
+        self._text = NamedTokens(tokenizer, lambda text: numbered.sub(_mark, text))
         self._stops: dict[str, str] = {}
         for stop, names in named.items():
             marked = stop
             for name in names:
-                marked = marked.replace(name, self._marks[name])
+                marked = marked.replace(name, chr(MARKS[self._places[name]]))
             if marked != stop:
                 self._stops[marked] = stop
         self._search = _Search(list(self._stops))
@@ -140,19 +148,19 @@ class _Spelled:
     def text_of(self, token: int | None) -> str:
         """Take the next token (None: the end), and return the text with marks that it settles."""
         if token is None:
-            piece = self._decoder.finish()
-            return piece if self._clean is None else self._clean.push(piece) + self._clean.finish()
+            return self._text.finish()
         name = self._backend.id_to_token(token)
         if name is None:
             return ""
-        piece = self._decoder.push(self._marks.get(name, chr(MARKS)) if token in self._silent else name)
-        return piece if self._clean is None else self._clean.push(piece)
+        if token in self._silent:
+            name = self._nonce + chr(PLACES + self._places.get(name, 0))
+        return self._text.push(name)
 
     def push(self, token: int | None, shown: str) -> tuple[int, str | None]:
         """Take the next token, with the text that is shown for it, and return the same as _Search,
         in characters of the text that is shown."""
         piece = self.text_of(token)
-        visible = [ord(character) < MARKS for character in piece]
+        visible = [ord(character) not in MARKS for character in piece]
         if piece[:1] == " " and (piece == f" {shown}" or visible[1:] == [False]):
             visible[0] = False  # it is between two tokens one of which is not shown
         self._visible += visible
@@ -162,3 +170,7 @@ class _Spelled:
         del self._visible[:settled]
         self._taken = safe
         return self._safe, None if matched is None else self._stops[matched]
+
+
+def _mark(numbered: re.Match[str]) -> str:
+    return chr(MARKS[ord(numbered[1]) - PLACES])

@@ -4,7 +4,7 @@ Built on tokenizers and jinja2 alone: transformers takes half a second to import
 versions bring torch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -104,15 +104,14 @@ class Tokenizer:
         taken = self._template.reserved & (options or {}).keys()
         if taken:
             raise ZrtError("bad_request", f"template_options: {min(taken)} is not an option: zrt itself sets it")
-        marks: dict[str, str] = {}
+        text = self._rendered(self._template, messages, options or {})
         if special_as_text:
-            messages, marks = self._literal.masked(messages)
-        try:
-            text = self._template.render(messages, options or {})
-        except Exception as error:  # a template is a program that came with the model: it may raise anything
-            raise ZrtError("bad_request", f"the chat template of {self._name} refuses this chat: {error}") from error
-        if marks:
-            return self._encode_literal(text, limit, lambda: self._literal.encode_masked(text, marks))
+            self._begin(text, limit)  # before the messages are looked through
+            masked, marks = self._literal.masked(messages)
+            if marks:
+                ids = self._literal.encode_masked(self._rendered(self._template, masked, options or {}), marks)
+                limit.reached(len(ids), len(text), len(text))
+                return ids
         return self._encode(text, limit, special=False)
 
     def encode_raw(self, text: str, *, special_as_text: bool = False, limit: EncodingLimit = UNLIMITED) -> list[int]:
@@ -122,7 +121,10 @@ class Tokenizer:
         if not text:
             raise ZrtError("bad_request", "the prompt is empty")
         if special_as_text:
-            return self._encode_literal(text, limit, lambda: self._literal.encode(text))
+            self._begin(text, limit)
+            ids = self._literal.encode(text)
+            limit.reached(len(ids), len(text), len(text))
+            return ids
         ids = self._encode(text, limit, special=True)
         if self._wants_bos and ids[:2] == [self.bos_id, self.bos_id]:
             return ids[1:]
@@ -132,15 +134,19 @@ class Tokenizer:
     def _literal(self) -> LiteralSpecials:
         return LiteralSpecials(self.backend, self._special)
 
-    def _encode_literal(self, text: str, limit: EncodingLimit, encode: Callable[[], list[int]]) -> list[int]:
-        """Return the ids of a text that is not cut, since it is looked at as a whole."""
+    def _rendered(
+        self, template: ChatTemplate, messages: Sequence[Mapping[str, str]], options: Mapping[str, TemplateValue]
+    ) -> str:
+        try:
+            return template.render(messages, options)
+        except Exception as error:  # a template is a program that came with the model: it may raise anything
+            raise ZrtError("bad_request", f"the chat template of {self._name} refuses this chat: {error}") from error
+
+    def _begin(self, text: str, limit: EncodingLimit) -> None:
         limit.begin(text, self.least_tokens.of(text), self.least_tokens.bytes_per_token)
-        ids = encode()
-        limit.reached(len(ids), len(text), len(text))
-        return ids
 
     def _encode(self, text: str, limit: EncodingLimit = UNLIMITED, *, special: bool) -> list[int]:
-        limit.begin(text, self.least_tokens.of(text), self.least_tokens.bytes_per_token)
+        self._begin(text, limit)
         ids: list[int] = []
         done = 0
         for piece in self.cuts.pieces(text):

@@ -59,6 +59,7 @@ def conf(
         ("up --stages 0", "--stages: 0 is not 1 or more"),
         ("up --prompt hi --detach", "it does not go with --detach"),
         ("up --max-tokens 3", "go with --prompt or --token-ids"),
+        ("up --system brief", "go with --prompt or --token-ids"),
         ("up none.toml", "there is no such cluster file (none.toml)"),
         ("actor block-server --join tcp://127.0.0.1:1 --listen tcp://0.0.0.0:0 --advertise tcp://me", "--insecure"),
         ("actor block-server --join tcp://127.0.0.1:1 --listen 7411", "tcp://HOST:PORT"),

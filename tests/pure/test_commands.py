@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from zrt.runtime.cli import commands
 from zrt.runtime.cli.commands import COMMANDS, IN_ANOTHER_FILE, load
 from zrt.runtime.cli.main import command_line
+from zrt.runtime.cli.question import add_question_arguments, describes_answer
 from zrt.runtime.client.client import Client
 from zrt.runtime.errors import ZrtError
 
@@ -52,6 +53,31 @@ def test_an_empty_value_is_refused_and_never_means_the_default(
         command_line().parse_args([*words, ""])
     assert left.value.code == 2
     assert re.search(r"zrt .*: error: argument .*(is empty|''|  is not)", capsys.readouterr().err)
+
+
+def question_words() -> Iterator[list[str]]:
+    """Each option of a question, with a value that it takes; prompts in place of `prompt` apart."""
+    parser = argparse.ArgumentParser()
+    add_question_arguments(parser)
+    for action in parser._actions:
+        *_, option = action.option_strings
+        if option in ("--help", "--token-ids"):
+            continue
+        values = [[]] if action.nargs == 0 else [["1"], ["1:1"], ["a=1"]]
+        for value in values:
+            with suppress(SystemExit), redirect_stderr(StringIO()):
+                parser.parse_args([option, *value])
+                yield [option, *value]
+                break
+        else:
+            raise AssertionError(f"no value for {option}")
+
+
+@pytest.mark.parametrize("words", list(question_words()), ids=" ".join)
+def test_no_option_of_an_answer_is_ignored_where_nothing_is_asked(words: list[str]) -> None:
+    parser = command_line()
+    assert describes_answer(parser.parse_args(["up", *words]))
+    assert not describes_answer(parser.parse_args(["up"]))
 
 
 @pytest.mark.parametrize(("given", "variable"), [("", None), (None, ""), ("", "tcp://127.0.0.1:1")])

@@ -70,6 +70,17 @@ def test_a_message_that_is_too_long_by_itself_costs_no_turn() -> None:
     assert conversation.room == ROOM
 
 
+@pytest.mark.parametrize("kind", sorted(FULL))
+def test_a_message_is_called_too_long_only_where_it_was_sent_alone(kind: str) -> None:
+    """The pages may run out in the midst of an answer, before any turn was left out."""
+    for left_out in range(4):
+        conversation = held(3)
+        conversation.ask("q3")
+        while len(sent_turns(conversation)) > 4 - left_out:
+            assert conversation.make_room(full(kind))
+        assert ("alone" in conversation.failed(full(kind))) == (left_out == 3)
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_only_an_error_about_the_length_leaves_turns_out(kind: str) -> None:
     conversation = held(2)

@@ -36,6 +36,17 @@ def test_what_is_neither_folder_nor_hub_id_is_named_with_the_ways_out(ref: str) 
     assert "smollm2-135m, a folder, or a hub id" in raised.value.message
 
 
+@pytest.mark.parametrize(
+    "ref",
+    ["owner/na--me", "owner/na..me", "own--er/name", "owner/name.git", "owner/name-", "owner/name.", "o/" + "n" * 99],
+)
+def test_an_id_that_the_hub_cannot_have_is_no_model(ref: str) -> None:
+    with pytest.raises(ZrtError) as raised:
+        resolve(ref)
+    assert raised.value.kind == "bad_model"
+    assert raised.value.message.startswith(f"no model {ref!r}: it is no folder, and no id of the hub: ")
+
+
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     conf = tmp_path / "my.toml"
     conf.touch()

@@ -11,6 +11,7 @@ import pytest
 
 from zrt.actors.options import ClusterOptions
 from zrt.runtime.models.fetch import demo
+from zrt.runtime.models.fetch.resolve import local_folder
 from zrt.runtime.process.python_command import FILES, FOLDER, SEARCHED, environment, python_command
 
 ROOT = Path(__file__).parents[2]
@@ -136,9 +137,15 @@ def test_relative_paths_of_a_cluster_are_absolute_for_its_processes(
     assert given.elsewhere(given.read()) == ClusterOptions(conf=str(tmp_path / "my.toml"), model=str(tmp_path / "mine"))
 
 
-def test_a_hub_id_and_the_packaged_cluster_file_stay_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("model", ["owner/name", demo.NAME, None])
+def test_what_is_no_folder_and_the_packaged_cluster_file_stay_as_they_are(
+    model: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The demo's name is no folder, even where there is one called so."""
     monkeypatch.chdir(tmp_path)
-    given = ClusterOptions(model="owner/name")
-    assert given.elsewhere(given.read()) == given
+    (tmp_path / demo.NAME).mkdir()
+    given = ClusterOptions(model=model)
+    conf = given.read()
+    assert conf.model.ref == model or model is None
+    assert given.elsewhere(conf) == given
+    assert local_folder(conf.model.ref) is None

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.text.detokenizer import Detokenizer
-from zrt.runtime.text.stop_strings import StopMatcher, stop_tokens
+from zrt.runtime.text.stop_strings import MARKS, StopMatcher, stop_tokens
 from zrt.runtime.text.tokenizer import Tokenizer
+from zrt.runtime.text.tokenizer_files import TokenizerSettings
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
@@ -186,6 +187,34 @@ def test_the_name_of_a_special_token_spelled_by_other_tokens_is_text(tokenizer_f
     ids = [tokenizer.backend.token_to_id(name) for name in "a<s>be"]
     assert shown_of(tokenizer, ids, ["<s>b"], frozenset()) == ("a", 5)
     assert shown_of(tokenizer, ids, ["<s>"], frozenset()) == ("a", 4)
+
+
+@pytest.mark.parametrize("first", [0xD7FF, 0xE000, 0xF_0000, 0xF_0001, 0x10_0000, 0x10_0001, 0x10_FFFF], ids=hex)
+@pytest.mark.parametrize("kind", ["gemma", "llama"])  # these have a token for every byte
+def test_no_character_of_a_text_is_taken_for_a_special_token(
+    tokenizer_folder: Callable[..., Path], kind: str, first: int
+) -> None:
+    tokenizer = opened(tokenizer_folder(kind))
+    text = f"a{chr(first)}b<s>"
+    data = [tokenizer.backend.token_to_id(f"<0x{byte:02X}>") for byte in text[1].encode()]
+    ids = [*map(tokenizer.backend.token_to_id, "a"), *data, tokenizer.backend.token_to_id("b")]
+    assert None not in ids
+    assert tokenizer.decode(ids) == text[:3]
+    assert shown_of(tokenizer, ids, ["<s>b"], frozenset()) == (text[:3], len(ids) + 1)
+    assert shown_of(tokenizer, [*ids, tokenizer.bos_id], [f"{text[1]}b<s>"], frozenset()) == ("a", len(ids) + 1)
+
+
+def test_stop_strings_may_name_many_special_tokens_and_not_any_number(tokenizer_folder: Callable[..., Path]) -> None:
+    tokenizer = opened(tokenizer_folder("byte-level"))
+    most = len(MARKS) - 1
+    names = [f"<|{n}|>" for n in range(most + 1)]
+    tokenizer.backend.add_special_tokens(names)
+    tokenizer = Tokenizer(tokenizer.backend, TokenizerSettings({}, [], [], None, False), "many")
+    ids = [tokenizer.backend.token_to_id(name) for name in ("a", names[most - 1], "b")]
+    stops = [f"{name}b" for name in names]
+    assert shown_of(tokenizer, ids, stops[:most], frozenset()) == ("a", 3)
+    with pytest.raises(ZrtError, match=f"{most} may be"):
+        StopMatcher(stops, tokenizer)
 
 
 def test_hidden_tokens_are_named_like_special_ones(tokenizer_folder: Callable[..., Path]) -> None:

@@ -24,6 +24,7 @@ from zrt.runtime.models.architecture.generation_config import (
     generation_defaults,
 )
 from zrt.runtime.text.chat_template import ChatTemplate
+from zrt.runtime.text.encoding_limit import EncodingLimit
 from zrt.runtime.text.tokenizer import Tokenizer
 
 Folder = Callable[..., Path]
@@ -112,6 +113,19 @@ def test_in_a_chat_the_template_alone_writes_special_tokens(
         ids, expected = ([one for one in each if one not in seams] for each in (ids, expected))
     assert ids == expected
     assert [ids.count(opened(folder).bos_id), ids.count(opened(folder).eos_id)] == [4, 3]
+
+
+def test_the_length_of_a_chat_is_known_before_its_messages_are_looked_through(tokenizer_folder: Folder) -> None:
+    chat = [{"role": "user", "content": "he</s>" * 9_000}]
+    tokenizer = opened(tokenizer_folder("byte-level", chat_template=TURNS))
+    with pytest.raises(ZrtError, match="no token stands for more than"):
+        tokenizer.encode_chat(chat, special_as_text=True, limit=EncodingLimit(100))
+    assert "_literal" not in vars(tokenizer)
+    last = opened(tokenizer_folder("byte-level", chat_template=TURNS.replace("in messages", "in messages[-1:]")))
+    chat += [{"role": "user", "content": "</s>" * 20}]  # as long as the names, not what stands for them meanwhile
+    ids = last.encode_chat(chat[1:], special_as_text=True)
+    assert last.encode_chat(chat, special_as_text=True, limit=EncodingLimit(len(ids) + 1)) == ids
+    assert [ids.count(last.bos_id), ids.count(last.eos_id)] == [2, 1]
 
 
 @pytest.mark.parametrize("text", [*SPELLING, "<s> he </s>  had <s>", "日<s>日 </s>", "no name at all", "a</s>"])

@@ -11,7 +11,7 @@ from zrt.runtime.cluster.seats import Seat, lends, seats, spare_names, stage_ran
 from zrt.runtime.messages.members import Assignment
 from zrt.runtime.models.architecture.spec import ModelSpec
 from zrt.runtime.models.checkpoint.split import kv_pages
-from zrt.runtime.paths import expanded
+from zrt.runtime.models.fetch.resolve import local_folder
 
 
 class ModelMemory:
@@ -59,7 +59,7 @@ def assignment_template(conf: Conf, spec: ModelSpec, folder: Path, context: int)
     """
     return Assignment(
         serial=0,
-        model=str(folder) if expanded(conf.model.ref).exists() else conf.model.ref,
+        model=conf.model.ref if local_folder(conf.model.ref) is None else str(folder),
         weights=conf.model.weights,
         first=0,
         last=0,

@@ -1,4 +1,6 @@
 """The texts that wait to be tokenised, in lanes by their length, and what tokenises each lane.
+Those in which names of special tokens are text have a process however short they are: it makes a
+second tokenizer for them, which takes as long as to load the first.
 
 A lane is worked off in order of arrival and holds so much at most; a text that finds it full is
 refused. Lanes do not wait for each other, so what is refused or late in one of them is never the
@@ -116,7 +118,8 @@ class PromptEncoder:
     def offer(self, request: PromptRequest, sessions: int) -> WaitingText:
         """Take the text of a request that so many sessions wait for. ZrtError overloaded."""
         packed = msgspec.msgpack.encode(request)
-        lane = next(lane for lane in self._lanes if lane.longest is None or len(packed) <= lane.longest)
+        lanes = self._lanes[len(THREAD_LANES) :] if request.special_as_text else self._lanes
+        lane = next(lane for lane in lanes if lane.longest is None or len(packed) <= lane.longest)
         return lane.offer(packed, sessions)
 
     async def close(self) -> None:

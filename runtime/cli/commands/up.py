@@ -10,8 +10,7 @@ from zrt.runtime.cli.cluster_arguments import (
     cluster_options,
     cluster_words,
 )
-from zrt.runtime.cli.question import add_question_arguments, read_question
-from zrt.runtime.cli.sampling_arguments import given_sampling
+from zrt.runtime.cli.question import add_question_arguments, describes_answer, read_question
 from zrt.runtime.errors import ZrtError
 
 DESCRIPTION = """Start a coordinator and the block servers of a cluster file, restart what dies, and stay until Ctrl-C or `zrt down`.
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     asks = arguments.prompt is not None or arguments.token_ids is not None
     if asks and arguments.detach:
         raise ZrtError("bad_config", "--prompt asks once and brings the cluster down: it does not go with --detach")
-    if not asks and (arguments.raw or arguments.json or given_sampling(arguments)):
+    if not asks and describes_answer(arguments):
         raise ZrtError("bad_config", "the options of an answer go with --prompt or --token-ids")
     question = read_question(arguments) if asks else None
     preflight.prepare(conf)

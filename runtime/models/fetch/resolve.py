@@ -35,14 +35,24 @@ def resolve(
     """
     if ref == DEMO:
         return demo_folder(zrt_home or home(), progress)
-    folder = expanded(ref)
-    if ref and folder.is_dir():
+    folder = local_folder(ref)
+    if folder is not None:
         if not has_model_file(folder / "config.json"):
             raise ZrtError("bad_model", f"the folder {ref} has no config.json, so it is no model; {WAYS}")
         return folder.resolve()
-    if ref and folder.is_file():
-        hint = f"; `zrt plan {ref}` looks at a cluster file" if folder.suffix == ".toml" else ""
+    if ref and (file := expanded(ref)).is_file():
+        hint = f"; `zrt plan {ref}` looks at a cluster file" if file.suffix == ".toml" else ""
         raise ZrtError("bad_model", f"{ref} is a file{hint}; {WAYS}")
     if not HUB_ID.fullmatch(ref):
         raise ZrtError("bad_model", f"no model {ref!r}: neither a folder nor a hub id; {WAYS}")
     return hub_folder(ref, weights=weights, text=text, progress=progress, say=say)
+
+
+def local_folder(ref: str) -> Path | None:
+    """Return the folder that `ref` names by its path; None for any other reference: the demo's name
+    is one even where a folder is called so. ZrtError bad_config: the path is in no home
+    directory."""
+    if not ref or ref == DEMO:
+        return None
+    folder = expanded(ref)
+    return folder if folder.is_dir() else None
