@@ -265,6 +265,8 @@ async def test_a_text_has_the_same_ids_whoever_tokenises_it(
         literal_ids = await made.offer(literal, 1).encode()
         await made.close()
         assert ids.tolist() == tokenizer.encode_raw(FITTING)
+        assert "_literal" not in vars(tokenizer)  # no thread of ours had to wait for it to be made
+    assert literal_ids.tolist() == tokenizer.encode_raw("he</s>", special_as_text=True)
 
 
 async def test_a_ctrl_c_before_a_line_of_a_chat_is_sent_ends_that_answer_alone(cluster: Local) -> None:
@@ -277,5 +279,3 @@ async def test_a_ctrl_c_before_a_line_of_a_chat_is_sent_ends_that_answer_alone(c
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
     assert not answer.token_ids
     assert not (await cluster.client.status()).sessions
-        assert "_literal" not in vars(tokenizer)  # no thread of ours had to wait for it to be made
-    assert literal_ids.tolist() == tokenizer.encode_raw("he</s>", special_as_text=True)
