@@ -370,6 +370,28 @@ def test_what_the_coordinator_has_no_file_of_is_what_the_first_has(
     assert differing(model, other) == [part for part in other.files if ".layers.1." in part]
 
 
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_file_that_the_coordinator_cannot_read_is_not_the_askers_fault_unless_it_is_changed(
+    copied: Callable[..., Path], make_model: MakeModel, memory: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    folder = copied()
+    model, found = served(folder, memory), content(make_model("llama"), memory)
+
+    def unreadable(file: Path) -> int:
+        if meanwhile:
+            flip(folder, DOWN)
+        raise ZrtError("bad_model", f"cannot read {file}")
+
+    with monkeypatch.context() as during:
+        during.setattr(tensor_digests, "open_model_file", unreadable)
+        if meanwhile:
+            assert differing(model, found) == list(found.files)
+            return
+        with pytest.raises(ZrtError, match=f"cannot read {folder / SINGLE}"):
+            differing(model, found)
+    assert differing(model, found) == []
+
+
 def test_a_config_that_decides_other_numbers_is_named(copied: Callable[..., Path], memory: Path) -> None:
     folder = copied()
     model = served(folder, memory)

@@ -80,6 +80,7 @@ class Membership:
         self._template = template
         self._model = model
         self._identifying = asyncio.Lock()
+        self._unreadable = ""
         self._cluster = cluster
         self._changed = changed
         self._worker_allocation = WorkerAllocation(conf)
@@ -211,7 +212,19 @@ class Membership:
     async def _on_identify(self, message: Identify, envelope: Envelope) -> Control:
         self._roster.known(_sender(envelope))
         async with self._identifying:
-            return Identified(await asyncio.to_thread(self._model.differing, message.parts, self._actor.ended.is_set))
+            try:
+                differing = await asyncio.to_thread(self._model.differing, message.parts, self._actor.ended.is_set)
+            except ZrtError as error:
+                if error.kind != "bad_model":
+                    raise
+                if self._unreadable != error.message:
+                    self._event_log.add(
+                        "error", self._actor.name, f"cannot tell which model it serves: {error.message}"
+                    )
+                self._unreadable = error.message
+                return Identified([], error.message[:400])
+        self._unreadable = ""
+        return Identified(differing)
 
     def _on_child_died(self, message: ChildDied, envelope: Envelope) -> Control:
         if self._roster.known(_sender(envelope)).kind != "supervisor":

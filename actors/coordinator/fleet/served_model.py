@@ -42,23 +42,29 @@ class ServedModel:
     def differing(self, parts: Mapping[str, str], cancelled: Callable[[], bool]) -> list[str]:
         """Return which of these parts are not those of the model. Blocks: may have to hash weights.
 
-        ZrtError: as TensorDigests.digests.
+        ZrtError bad_model: a file here cannot be read, which says nothing of these parts;
+        cancelled.
         """
         new = [part for part in parts if part not in self._pinned and part in self._names]
         there = [part for part in new if self._is_here(part)]
-        own = self._own([part for part in there if self._is_as_it_was(part)], cancelled)
+        own = self._own(there, cancelled)
         firsts = {part: parts[part] for part in new if part not in there}
         self._pinned |= firsts | own
         return [part for part, digest in parts.items() if self._pinned.get(part) != digest]
 
     def _own(self, parts: list[str], cancelled: Callable[[], bool]) -> dict[str, str]:
-        """Return the digests of these parts by the files here."""
-        if self._index is None or not parts:
-            return {}
-        names = {part: self._index.stored(self._names[part]) for part in parts}
-        entries = {name: self._index.entry(name) for name in names.values()}
-        found = self._digests.digests(entries, self._states, cancelled)
-        return {part: found[name] for part, name in names.items()}
+        """Return the digests of those of these parts whose files here are as they were."""
+        while self._index is not None and (parts := [part for part in parts if self._is_as_it_was(part)]):
+            names = {part: self._index.stored(self._names[part]) for part in parts}
+            entries = {name: self._index.entry(name) for name in names.values()}
+            try:
+                found = self._digests.digests(entries, self._states, cancelled)
+            except ZrtError:
+                if all(self._is_as_it_was(part) for part in parts):
+                    raise
+            else:
+                return {part: found[name] for part, name in names.items()}
+        return {}
 
     def _file(self, part: str) -> Path | None:
         return None if self._index is None else self._index.file(self._names[part])
