@@ -27,6 +27,7 @@ from zrt.runtime.errors import Kind, ZrtError
 from zrt.runtime.messages.client import Cluster
 from zrt.runtime.messages.members import Assignment
 from zrt.runtime.models.architecture.spec import read_spec
+from zrt.runtime.models.checkpoint.tensor_digests import TensorDigests
 
 PROMPT = [5, 17, 99, 3, 42, 42, 7, 120]
 TOKENS = 24
@@ -234,10 +235,11 @@ async def test_block_servers_serve_another_coordinator_only_the_model_that_it_se
         await Actor.stop(old)
         if found == "saved anew":
             model.save_anew()
-        folder = model.anew if found == "other files" else model.folder
         text = cluster_file(model.folder, ["0-1", "2-3"], cluster_listen=old.endpoint)
-        conf, spec = parse(text, "test"), read_spec(folder)
-        new = Coordinator(conf, folder, spec, Requests(folder, spec, 256), cluster=old.cluster, port_s=5.0)
+        conf, spec = parse(text, "test"), read_spec(model.folder)
+        new = Coordinator(conf, model.folder, spec, Requests(model.folder, spec, 256), cluster=old.cluster, port_s=5.0)
+        if found == "other files":  # as on another machine, where other files have that path
+            new.membership._model = ServedModel(model.anew, spec, random=False, digests=TensorDigests())
         await new.start()
         try:
             if found == "other files":
@@ -247,7 +249,7 @@ async def test_block_servers_serve_another_coordinator_only_the_model_that_it_se
                     await cluster.greedy(PROMPT, TOKENS)
                 assert refusal.value.kind == "bad_model"
             else:
-                wanted = reference(folder, PROMPT, TOKENS)
+                wanted = reference(model.folder, PROMPT, TOKENS)
                 await cluster.until(lambda seen: seen.ready)
                 assert await cluster.greedy(PROMPT, TOKENS) == wanted
                 assert (wanted == model.wanted) == (found == "the same")
