@@ -37,10 +37,9 @@ PROGRESS_S: Final = 0.1
 IDENTIFY_S: Final = 1800.0
 """How long the coordinator may take to say which parts are the model's: it may hash them first."""
 ASK_AGAIN_S: Final = 0.2
-UNREADABLE_S: Final = 1.0
-MOST_UNREADABLE_S: Final = 30.0
-"""The shortest and the longest time until a coordinator that cannot read its own files is asked
-again."""
+UNSURE_S: Final = 1.0
+MOST_UNSURE_S: Final = 30.0
+"""The shortest and the longest time until a coordinator that cannot tell yet is asked again."""
 UNANSWERED: Final = frozenset({"coordinator_lost", "unknown_session", "deadline", "cancelled"})
 """Errors of a question that says nothing of the model: the coordinator is gone, stops, or has much
 to hash. It is asked again."""
@@ -173,7 +172,7 @@ class AssignedBlocks:
 
         ZrtError bad_model: they are not, and have to be let go of; cancelled: as load.
         """
-        member, pause = self._actor, UNREADABLE_S
+        member, pause = self._actor, UNSURE_S
         while (content := self._content) is not None and self._confirmed_by != member.coordinator.incarnation:
             self._check_wanted(assignment)
             asked = member.coordinator.incarnation
@@ -186,11 +185,11 @@ class AssignedBlocks:
                 continue
             if self._content is not content:
                 continue  # loaded anew meanwhile: this answer is not about what there is now
-            if found.unreadable:
+            if found.unsure:
                 text = "%s: the coordinator cannot tell which model it serves, and is asked again in %g s: %s"
-                log.warning(text, member.name, pause, found.unreadable)
+                log.warning(text, member.name, pause, found.unsure)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, MOST_UNREADABLE_S)
+                pause = min(2 * pause, MOST_UNSURE_S)
                 continue
             if found.differing:
                 raise content.unlike(found.differing)
@@ -205,7 +204,7 @@ class AssignedBlocks:
             answer = (await self._actor.ask_coordinator(question, timeout=IDENTIFY_S)).body
             if not isinstance(answer, Identified):
                 raise ZrtError("internal", f"the answer to Identify is a {type(answer).__name__}", self._actor.name)
-            if answer.unreadable:
+            if answer.unsure:
                 return answer
             found.differing += answer.differing
         return found

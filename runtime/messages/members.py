@@ -135,11 +135,11 @@ class Identify(Control):
 
 
 class Identified(Control):
-    """Answer to Identify: the names of the parts that are not those of the model. With `unreadable`
-    it is none: why the coordinator cannot read its own files, and is to be asked again later."""
+    """Answer to Identify: the names of the parts that are not those of the model. With `unsure`
+    it is none: why the coordinator cannot tell yet, and is to be asked again later."""
 
     differing: list[Label]
-    unreadable: Label = ""
+    unsure: Label = ""
 
 
 class LoadProgress(Control):

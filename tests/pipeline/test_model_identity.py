@@ -17,7 +17,9 @@ from support.tiny_models import reference
 
 from zrt.actors.block_server import assigned_blocks, block_server
 from zrt.actors.block_server.assigned_blocks import AssignedBlocks
+from zrt.actors.coordinator import coordinator
 from zrt.actors.coordinator.coordinator import Coordinator
+from zrt.actors.coordinator.fleet import served_model
 from zrt.actors.coordinator.fleet.served_model import ServedModel
 from zrt.actors.coordinator.prompts.requests import Requests
 from zrt.runtime.actor.actor import Actor
@@ -176,7 +178,7 @@ async def test_a_coordinator_that_cannot_tell_which_model_it_serves_is_asked_aga
 ) -> None:
     """It has much to hash, stops, or cannot read its own files."""
     model, differing = served(), ServedModel.differing
-    monkeypatch.setattr(assigned_blocks, "UNREADABLE_S", 0.1)
+    monkeypatch.setattr(assigned_blocks, "UNSURE_S", 0.1)
     asked: list[object] = []
 
     def at_first_not(self: ServedModel, *question: Any) -> list[str]:
@@ -191,6 +193,34 @@ async def test_a_coordinator_that_cannot_tell_which_model_it_serves_is_asked_aga
         told = [event.text for event in cluster.coordinator.event_log.since(0)]
         assert any("/the/coordinators.safetensors" in text for text in told) == (kind == "bad_model")
     assert len(asked) == 2
+
+
+async def test_what_the_coordinator_has_no_file_of_is_what_serves_and_not_what_failed(
+    served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, confirm = served(), AssignedBlocks.confirm
+    failed: list[str] = []
+
+    def no_file(folder: Path) -> None:
+        raise ZrtError("bad_model", f"{folder} has no weights")
+
+    async def fail_once(blocks: AssignedBlocks, assignment: Assignment) -> None:
+        await confirm(blocks, assignment)
+        if not failed:
+            failed.append("wrong weights")
+            model.put_back()
+            raise ZrtError("bad_model", "these are the wrong weights")
+
+    monkeypatch.setattr(AssignedBlocks, "confirm", fail_once)
+    with monkeypatch.context() as coordinators:
+        coordinators.setattr(served_model.CheckpointIndex, "open", no_file)
+        other = ServedModel(model.folder, read_spec(model.folder), random=False, digests=TensorDigests())
+    monkeypatch.setattr(coordinator, "ServedModel", lambda *_, **__: other)
+    model.save_anew()
+    async with local_cluster(model.folder, [None]) as cluster:
+        assert await cluster.greedy(PROMPT, TOKENS) == model.wanted
+        assert other._claims == {}
+    assert failed
 
 
 @pytest.mark.parametrize("what", ["ranks", "worker"])
