@@ -217,7 +217,8 @@ async def test_what_the_coordinator_has_no_file_of_is_what_serves_and_not_what_f
         other = ServedModel(model.folder, read_spec(model.folder), random=False, digests=TensorDigests())
     monkeypatch.setattr(coordinator, "ServedModel", lambda *_, **__: other)
     model.save_anew()
-    async with local_cluster(model.folder, [None]) as cluster:
+    async with local_cluster(model.folder, [None], waits=False) as cluster:
+        await cluster.until(lambda seen: seen.ready)
         assert await cluster.greedy(PROMPT, TOKENS) == model.wanted
         assert other._claims == {}
     assert failed
