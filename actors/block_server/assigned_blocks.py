@@ -37,6 +37,12 @@ PROGRESS_S: Final = 0.1
 IDENTIFY_S: Final = 1800.0
 """How long the coordinator may take to say which parts are the model's: it may hash them first."""
 ASK_AGAIN_S: Final = 0.2
+UNSURE_S: Final = 1.0
+MOST_UNSURE_S: Final = 30.0
+"""The shortest and the longest time until a coordinator that cannot tell yet is asked again."""
+UNANSWERED: Final = frozenset({"coordinator_lost", "unknown_session", "deadline", "cancelled"})
+"""Errors of a question that says nothing of the model: the coordinator is gone, stops, or has much
+to hash. It is asked again."""
 
 
 class AssignedBlocks:
@@ -120,15 +126,28 @@ class AssignedBlocks:
         folder = await self._executor.run(resolve, assignment.model, weights=weights, text=False)
         content = await self._read_content(folder, assignment)
         await self.confirm(assignment)
-        backend = await load(folder, assignment, progress, cancelled)
-        try:
-            await self._executor.run(content.check_unchanged)
-            await self.confirm(assignment)  # another coordinator may have come
-        except ZrtError:
-            if not cancelled():
-                await self.end()
-            raise
-        return backend
+        for attempt in range(REBUILDS):
+            if attempt:
+                await asyncio.sleep(REBUILD_PAUSE_S * attempt)
+                self._check_wanted(assignment)
+            backend = await load(folder, assignment, progress, cancelled)
+            try:
+                await self._executor.run(content.check_unchanged)
+                await self.confirm(assignment)  # another coordinator may have come
+            except ZrtError:
+                if not cancelled():
+                    await self.end()
+                raise
+            if backend.broken is None:
+                return backend
+            # it broke while nobody served with it, so that nobody else builds it again
+            if cancelled() or attempt == REBUILDS - 1:
+                raise backend.broken.anew()
+            log.warning("%s: loads again: %s", self._actor.name, backend.broken)
+            await self._let_go()
+            if self.group_stats is not None:
+                self.group_stats.rebuilds += 1
+        raise AssertionError("the last attempt returns or raises")
 
     async def _read_content(self, folder: Path, assignment: Assignment) -> ModelContent:
         """Find out what the folder holds of the assigned blocks, for `confirm`. ZrtError: as
@@ -153,43 +172,60 @@ class AssignedBlocks:
 
         ZrtError bad_model: they are not, and have to be let go of; cancelled: as load.
         """
-        content, member = self._content, self._actor
-        while content is not None and self._confirmed_by != member.coordinator.incarnation:
-            if self._cancelled(assignment):
-                raise ZrtError("cancelled", "another assignment came", member.name)
+        member, pause = self._actor, UNSURE_S
+        while (content := self._content) is not None and self._confirmed_by != member.coordinator.incarnation:
+            self._check_wanted(assignment)
             asked = member.coordinator.incarnation
             try:
-                differing = await self._differing(content)
+                found = await self._identified(content)
             except ZrtError as error:
-                if error.kind not in ("coordinator_lost", "unknown_session"):
+                if error.kind not in UNANSWERED:
                     raise
                 await asyncio.sleep(ASK_AGAIN_S)  # it joins the next one meanwhile
                 continue
-            if differing:
-                self._loaded_of = await self._executor.run(folder_state, content.folder)
-                raise content.unlike(differing)
+            if self._content is not content:
+                continue  # loaded anew meanwhile: this answer is not about what there is now
+            if found.unsure:
+                text = "%s: the coordinator cannot tell which model it serves, and is asked again in %g s: %s"
+                log.warning(text, member.name, pause, found.unsure)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MOST_UNSURE_S)
+                continue
+            if found.differing:
+                raise content.unlike(found.differing)
             self._confirmed_by = asked
 
-    async def _differing(self, content: ModelContent) -> list[str]:
-        """Return the parts that are not those of the coordinator's model."""
-        differing: list[str] = []
+    async def _identified(self, content: ModelContent) -> Identified:
+        """Return the coordinator's answer on all parts."""
+        found = Identified([])
         parts = list(content.parts.items())
         for begin in range(0, len(parts), MOST_PARTS):
             question = Identify(dict(parts[begin : begin + MOST_PARTS]))
             answer = (await self._actor.ask_coordinator(question, timeout=IDENTIFY_S)).body
             if not isinstance(answer, Identified):
                 raise ZrtError("internal", f"the answer to Identify is a {type(answer).__name__}", self._actor.name)
-            differing += answer.differing
-        return differing
+            if answer.unsure:
+                return answer
+            found.differing += answer.differing
+        return found
+
+    async def saved_anew(self) -> bool:
+        """Return whether the model's files are others than when they were last read."""
+        return self._folder is not None and await self._executor.run(folder_state, self._folder) != self._loaded_of
 
     async def files_changed(self) -> bool:
-        """Return whether the model's files are others than when they were last loaded or refused,
-        and are as they were at the last call: nobody writes them any more."""
+        """Return whether the model's files are others than when they were last read, and are as
+        they were at the last call: nobody writes them any more."""
         if self._folder is None:
             return False
         now = await self._executor.run(folder_state, self._folder)
         settled, self._last_seen = now == self._last_seen, now
         return settled and now != self._loaded_of
+
+    def _check_wanted(self, assignment: Assignment) -> None:
+        """Raise ZrtError cancelled if the assignment is not to be loaded any more."""
+        if self._cancelled(assignment):
+            raise ZrtError("cancelled", "another assignment came", self._actor.name)
 
     def _cancelled(self, assignment: Assignment) -> bool:
         return self.assignment is not assignment or self._actor.ended.is_set()

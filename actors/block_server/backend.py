@@ -30,10 +30,13 @@ class BackendListener(Protocol):
 
 class Backend(Protocol):
     """The blocks at work. `engine` is this process's own part of them. Errors are those of the
-    engine, `rank_failed` and `worker_failed`."""
+    engine, `rank_failed` and `worker_failed`; `broken` is the one that it broke with by itself."""
 
     @property
     def engine(self) -> Holding: ...
+
+    @property
+    def broken(self) -> ZrtError | None: ...
 
     async def open(self, key: Hashable, length: int, names: Sequence[int], prompt: int) -> int:
         """Open a session, as Engine.open."""
@@ -46,7 +49,9 @@ class Backend(Protocol):
 
 
 class LocalBackend:
-    """A backend whose blocks are all in this process."""
+    """A backend whose blocks are all in this process, and do not break by themselves."""
+
+    broken: ZrtError | None = None
 
     def __init__(self, executor: ComputeExecutor, engine: Engine) -> None:
         self.engine = engine

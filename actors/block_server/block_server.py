@@ -17,6 +17,7 @@ The loop keeps the sessions (routed_sessions.py, bare_sessions.py), the queue of
 (compute/engine.py).
 """
 
+import asyncio
 import logging
 import os
 from functools import partial
@@ -81,6 +82,7 @@ class BlockServer(Member):
         self._given = cluster
         self._fault: Fault | None = None
         self._loads_to: ActorState = "ready"
+        self._looks: asyncio.Task[None] | None = None
         self.turns = TurnLoop(f"{name}-{device}", threads, lives=partial(device_lives, torch.device(device)))
         self._memory_channels = MemoryChannels(self, self.turns.executor)
         self.blocks = AssignedBlocks(
@@ -151,11 +153,17 @@ class BlockServer(Member):
 
     async def _confirm(self, given: Assignment) -> None:
         """Serve the sessions of another coordinator with the blocks that are loaded, if it serves
-        the same model."""
+        the same model; or else load what is in the folder now, if that is something else."""
+        backend = self.turns.backend
         try:
             await self.blocks.confirm(given)
         except ZrtError as error:
-            if self.blocks.assignment is given and not self.ended.is_set():
+            anew = error.kind == "bad_model" and await self.blocks.saved_anew()
+            if self.blocks.assignment is not given or self.turns.backend is not backend or self.ended.is_set():
+                return
+            if anew:
+                self._begin(given)
+            else:
                 self.turns.take_backend(None, given.chunk)
                 self._memory_channels.serve(None, None)
                 self._set_state("failed", self._as_fault(error))
@@ -235,8 +243,10 @@ class BlockServer(Member):
 
     def _look_again(self) -> None:
         """Load a model that could not be loaded as it was, once its files are others."""
+        if self._looks is not None and not self._looks.done():
+            return  # a file system may take its time
         if self.state == "failed" and self._fault is not None and self._fault.kind == "bad_model":
-            self.spawn(self._load_changed(), "look again")
+            self._looks = self.spawn(self._load_changed(), "look again")
 
     async def _load_changed(self) -> None:
         given, changed = self.blocks.assignment, await self.blocks.files_changed()

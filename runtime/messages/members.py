@@ -135,9 +135,11 @@ class Identify(Control):
 
 
 class Identified(Control):
-    """Answer to Identify: the names of the parts that are not those of the model."""
+    """Answer to Identify: the names of the parts that are not those of the model. With `unsure`
+    it is none: why the coordinator cannot tell yet, and is to be asked again later."""
 
     differing: list[Label]
+    unsure: Label = ""
 
 
 class LoadProgress(Control):

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from zrt.actors.coordinator.fleet.served_model import ServedModel
 from zrt.runtime.errors import ZrtError
+from zrt.runtime.messages.control import Address
 from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
 from zrt.runtime.models.checkpoint import tensor_digests
 from zrt.runtime.models.checkpoint.identity import (
@@ -318,8 +319,11 @@ def served(folder: Path, memory: Path, *, random: bool = False) -> ServedModel:
     return ServedModel(folder, read_spec(folder), random=random, digests=TensorDigests(memory))
 
 
-def differing(model: ServedModel, found: ModelContent) -> list[str]:
-    return model.differing(found.parts, lambda: False)
+ONE, OTHER = Address("one", 1, ""), Address("other", 1, "")
+
+
+def differing(model: ServedModel, found: ModelContent, asker: Address = ONE) -> list[str]:
+    return model.differing(found.parts, lambda: False, asker)
 
 
 def test_whoever_has_the_same_model_is_confirmed(
@@ -367,7 +371,49 @@ def test_what_the_coordinator_has_no_file_of_is_what_the_first_has(
     model = served(folder, memory)
     assert differing(model, content(make_model("llama"), memory, 0, 1)) == []
     other = content(make_model("llama", seed=1), memory, 1, 2)
-    assert differing(model, other) == [part for part in other.files if ".layers.1." in part]
+    with pytest.raises(ZrtError, match=r"one loads another model\.layers\.1\."):
+        differing(model, other, OTHER)
+    model.serves(ONE)
+    model.forget(ONE)
+    assert differing(model, other, OTHER) == [part for part in other.files if ".layers.1." in part]
+
+
+def test_what_an_asker_has_that_never_came_to_serve_binds_nobody(
+    copied: Callable[..., Path], make_model: MakeModel, memory: Path
+) -> None:
+    folder = copied()
+    (folder / SINGLE).unlink()
+    model = served(folder, memory)
+    wrong, right = content(make_model("llama", seed=1), memory, 0, 1), content(make_model("llama"), memory, 1, 2)
+    assert differing(model, wrong, ONE) == []
+    model.forget(ONE)
+    assert differing(model, right, OTHER) == []
+    assert differing(model, right, ONE) == []
+    model.forget(OTHER)  # one claims the same
+    model.serves(ONE)
+    assert differing(model, wrong, OTHER) == [part for part in wrong.files if ".layers.1." in part]
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_file_that_the_coordinator_cannot_read_is_not_the_askers_fault_unless_it_is_changed(
+    copied: Callable[..., Path], make_model: MakeModel, memory: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    folder = copied()
+    model, found = served(folder, memory), content(make_model("llama"), memory)
+
+    def unreadable(file: Path) -> int:
+        if meanwhile:
+            flip(folder, DOWN)
+        raise ZrtError("bad_model", f"cannot read {file}")
+
+    with monkeypatch.context() as during:
+        during.setattr(tensor_digests, "open_model_file", unreadable)
+        if meanwhile:
+            assert differing(model, found) == list(found.files)
+            return
+        with pytest.raises(ZrtError, match=f"cannot read {folder / SINGLE}"):
+            differing(model, found)
+    assert differing(model, found) == []
 
 
 def test_a_config_that_decides_other_numbers_is_named(copied: Callable[..., Path], memory: Path) -> None:
@@ -398,8 +444,8 @@ def test_random_weights_are_their_config(copied: Callable[..., Path], memory: Pa
 
 def test_a_name_that_is_none_of_the_models_differs(make_model: MakeModel, memory: Path) -> None:
     model = served(make_model("llama"), memory)
-    assert model.differing({"model.layers.4.mlp.down_proj.weight": "0"}, lambda: False)
-    assert model.differing({"x" * 80: "0"}, lambda: False) == ["x" * 80]
+    assert model.differing({"model.layers.4.mlp.down_proj.weight": "0"}, lambda: False, ONE)
+    assert model.differing({"x" * 80: "0"}, lambda: False, ONE) == ["x" * 80]
 
 
 def test_blocks_that_the_folders_model_has_not_are_refused(make_model: MakeModel, memory: Path) -> None:

@@ -80,6 +80,7 @@ class Membership:
         self._template = template
         self._model = model
         self._identifying = asyncio.Lock()
+        self._unsure = ""
         self._cluster = cluster
         self._changed = changed
         self._worker_allocation = WorkerAllocation(conf)
@@ -193,6 +194,10 @@ class Membership:
     def _on_state(self, message: StateChanged, envelope: Envelope) -> None:
         record = self._roster.state_changed(_sender(envelope), message)
         fault = message.fault
+        if record.state in ("ready", "draining", "drained"):
+            self._model.serves(record.address)
+        elif record.state == "failed":
+            self._model.forget(record.address)
         self._event_log.add(
             "state",
             record.address.name,
@@ -209,9 +214,28 @@ class Membership:
         self._changed()
 
     async def _on_identify(self, message: Identify, envelope: Envelope) -> Control:
-        self._roster.known(_sender(envelope))
+        asker = self._roster.known(_sender(envelope)).address
         async with self._identifying:
-            return Identified(await asyncio.to_thread(self._model.differing, message.parts, self._actor.ended.is_set))
+            try:
+                differing = await asyncio.to_thread(
+                    self._model.differing, message.parts, self._actor.ended.is_set, asker
+                )
+            except ZrtError as error:
+                if error.kind != "bad_model":
+                    raise
+                if self._unsure != error.message:
+                    self._event_log.add(
+                        "error", self._actor.name, f"cannot tell which model it serves: {error.message}"
+                    )
+                self._unsure = error.message
+                return Identified([], error.message[:400])
+        self._unsure = ""
+        try:
+            self._roster.known(asker)
+        except ZrtError:
+            self._model.forget(asker)
+            raise
+        return Identified(differing)
 
     def _on_child_died(self, message: ChildDied, envelope: Envelope) -> Control:
         if self._roster.known(_sender(envelope)).kind != "supervisor":
@@ -244,6 +268,7 @@ class Membership:
             return
         self._event_log.add("death", name, f"process {record.pid} on {record.host} is gone")
         self._actor.forget(record.address)
+        self._model.forget(record.address)
         self._generations.rerouting.peer_lost(record.address, f"{name} is gone", died=True)
         self._place()
         if record.kind == "layer_worker":

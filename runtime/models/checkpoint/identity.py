@@ -72,7 +72,7 @@ class ModelContent:
         return ZrtError(
             "bad_model",
             f"{_listed(f'{file} ({_brief(of_file)})' for file, of_file in by_file.items())}: "
-            "not the model that this cluster serves. Put back what was there when the cluster was started, "
+            "not the model that this cluster serves. Put back what was there when its coordinator was started, "
             "and it is loaded again; or `zrt down` and `zrt up` serve what is there now",
         )
 
