@@ -33,6 +33,8 @@ KILLED_S = 8.0
 machine."""
 SEEN_S = 30.0
 """The client has its answer, or its error, after this: the kill, a restart, a replay."""
+DRAINED_S = 6.0
+"""A session goes on for so long at a stage that is drained: longer than a stopped process lives."""
 READY_S = 120.0
 """60 s for a process to get ready, and those of its successor."""
 GRACE_S = 6.0
@@ -169,10 +171,13 @@ async def test_a_process_is_stopped_while_it_serves(who: str, phase: str, shared
 @pytest.mark.chaos
 @pytest.mark.parametrize("who", WHO)
 async def test_a_process_is_stopped_while_one_is_drained(who: str, shared: Running) -> None:
-    """stage1 is drained; its session may finish there, as there is no other replica."""
+    """stage1 is drained; its session may finish there, as there is no other replica: it has as many
+    tokens as take DRAINED_S here."""
     async with Client(shared.endpoint) as client:
-        short = await answer(client, "decode", 8)
-        stream = ask(client, "decode", 3000)
+        began = time.monotonic()
+        short = await answer(client, "decode")
+        tokens = int(len(short) * DRAINED_S / (time.monotonic() - began))
+        stream = ask(client, "decode", tokens)
         ids = await begun(stream, "decode")
         draining = asyncio.Event()
         drain = asyncio.ensure_future(client.drain("stage1", SEEN_S, progress=lambda _: draining.set()))
@@ -204,7 +209,7 @@ async def test_a_process_is_stopped_while_one_is_drained(who: str, shared: Runni
                 break
     await serves(shared.endpoint, short)
     async with Client(shared.endpoint) as client:
-        wanted = await answer(client, "decode", 3000)
+        wanted = await answer(client, "decode", tokens)
     tell(stopped=who, phase="draining", client=seen.end, seconds=seen.seconds, drain=drained, asker=asker)
     ends = {"up": ("length", "drained"), "stage0": ("length", "drained"), "stage1": ("length", "stage_lost")}
     assert (seen.end, drained) == ends.get(who, ("coordinator_lost", "coordinator_lost"))
