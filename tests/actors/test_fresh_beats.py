@@ -114,8 +114,9 @@ async def test_a_process_that_hangs_delays_one_question_a_little_and_later_ones_
     members[1].hung.set()
     await until(lambda: asker.sessions() == [2, 2, 2])
     members[1].sessions = 3
-    await asker.fresh.gather()
-    assert asker.sessions() == [2, 3, 2]
+    async with asyncio.timeout(LONG_S):
+        while asker.sessions() != [2, 3, 2]:  # it is asked again once its answer is here, which follows its beat
+            await asker.fresh.gather()
 
 
 async def test_many_questions_at_once_are_two_rounds(start: Start) -> None:

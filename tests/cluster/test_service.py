@@ -160,11 +160,12 @@ def test_sessions_finish_before_the_cluster_goes(tiny: Path, tmp_path: Path) -> 
         deadline = time.monotonic() + 60
         while '"ready":true' not in cluster.zrt("status", "--json", "--connect", elsewhere).stdout:
             assert time.monotonic() < deadline
-        with answering(cluster, TOKENS) as (process, first):
+        few = TOKENS // 4  # they end within the seconds that sessions are left, on a slow machine too
+        with answering(cluster, few) as (process, first):
             assert cluster.end() == 0
             rest, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
-        assert len((first + rest).split()) == TOKENS
+        assert len((first + rest).split()) == few
         assert family(tmp_path) == []
 
 
