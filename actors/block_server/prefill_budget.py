@@ -15,7 +15,7 @@ LEAST_ON_GPU: Final = 512
 the time of one of 512."""
 SHARED: Final = 64
 """How many prompt tokens a turn on a CPU carries while several prompts wait: a short one that comes
-waits for a turn to end, and so few rows take a tenth longer a token than 512 do."""
+waits for a turn to end. Fewer would read all weights for too few rows."""
 MEMORY: Final = 0.2
 """Weight of the newest measurement."""
 QUIET_S: Final = 1.0

@@ -14,6 +14,7 @@ their text at the end.
 
 import codecs
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -73,12 +74,12 @@ def _through(chain: Sequence["_DecoderStep"], fragments: list[Fragment]) -> list
     return fragments
 
 
-class _DecoderStep:
+class _DecoderStep(ABC):
     """Base of the steps: takes tokens, in order and each in one or more fragments."""
 
+    @abstractmethod
     def push(self, text: str, ends: bool) -> list[Fragment]:
         """Take a fragment, and return the fragments that nothing to come can change."""
-        raise NotImplementedError
 
     def finish(self) -> list[Fragment]:
         """Return the fragments held back, after the last token."""
@@ -99,9 +100,9 @@ class _WholeTokens(_DecoderStep):
         self._parts.clear()
         return self.take(token)
 
+    @abstractmethod
     def take(self, token: str) -> list[Fragment]:
         """Take a whole token, as `push` does a fragment."""
-        raise NotImplementedError
 
 
 class _Spaces(_DecoderStep):

@@ -34,7 +34,7 @@ class Tokenizer:
     """A model's own tokenizer: vocabulary, special tokens, chat template.
 
     Encoding takes time in proportion to the text (0.7 MB a second on an old core), and memory too
-    where the text cannot be cut (200 bytes for each of its own); a long prompt belongs in a thread
+    where the text cannot be cut (140 bytes for each of its own); a long prompt belongs in a thread
     or process. Other threads run meanwhile: of the tokenizers library, `encode_batch_fast`, which
     is used here, releases the GIL, `encode` does not.
     """
