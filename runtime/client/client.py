@@ -69,7 +69,8 @@ def find_endpoint(endpoint: str | None) -> str:
     found = runfiles.last_endpoint()
     if found is None:
         raise ZrtError(
-            "coordinator_lost", "no cluster runs here: `zrt up` starts one, --connect ENDPOINT names another"
+            "coordinator_lost",
+            "no cluster runs here: `zrt up` starts one, which is found a moment later; --connect ENDPOINT names another",
         )
     return found
 
