@@ -100,7 +100,7 @@ def test_no_cluster(words: list[str], tmp_path: Path) -> None:
     done = run_zrt(*words, home=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "zrt: coordinator_lost: no cluster runs here: `zrt up` starts one, --connect ENDPOINT names another\n"
+        "zrt: coordinator_lost: no cluster runs here: `zrt up` starts one, which is found a moment later; --connect ENDPOINT names another\n"
     )
 
 
