@@ -7,7 +7,7 @@ users are not trusted wants otherwise: the template's own special tokens, and no
 import re
 import secrets
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Final
 
@@ -39,14 +39,9 @@ class LiteralSpecials:
         """Return the ids of a text, with the special tokens that the tokenizer adds to any."""
         return self._ids(text, add_special_tokens=True)
 
-    def masked(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], dict[str, str]]:
-        """Return the messages with a mark in the place of each special token's name in their
-        contents, and the mark of each name."""
-        marks: dict[str, str] = {}
-        contents = [self._masked(message["content"], marks) for message in messages]
-        return [{**message, "content": text} for message, text in zip(messages, contents, strict=True)], marks
-
-    def _masked(self, content: str, marks: dict[str, str]) -> str:
+    def masked(self, content: str, marks: dict[str, str]) -> str:
+        """Return a text that a template is given with a mark in the place of each special token's
+        name; `marks`, the mark of each name, grows."""
         (encoding,) = self._backend.encode_batch([content], add_special_tokens=False)
         special = frozenset(self._special.values())
         parts, done = [], 0

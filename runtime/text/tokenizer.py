@@ -13,14 +13,13 @@ import tokenizers
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.prompt import TemplateValue
-from zrt.runtime.model_files import find_model_file
 from zrt.runtime.text.chat_template import ChatTemplate
 from zrt.runtime.text.cuts import Cuts
 from zrt.runtime.text.encoding_limit import UNLIMITED, EncodingLimit
 from zrt.runtime.text.least_tokens import LeastTokens
 from zrt.runtime.text.literal_specials import LiteralSpecials
 from zrt.runtime.text.token_decoders import TokenDecoder, decoder_steps
-from zrt.runtime.text.tokenizer_files import TokenizerSettings
+from zrt.runtime.text.tokenizer_files import TOKENIZER, TokenizerFiles, TokenizerSettings
 
 CLEAN_UP: Final = (
     *((f" {mark}", mark) for mark in ".?!,"),
@@ -71,15 +70,24 @@ class Tokenizer:
         Return None if there is no tokenizer.json: such a model takes token ids only. ZrtError
         bad_model.
         """
-        said = find_model_file(folder / "tokenizer.json")
-        if said is None:
-            return None
+        files = TokenizerFiles.read(folder)
+        return None if files is None else cls.of(files)
+
+    @classmethod
+    def of(cls, files: TokenizerFiles) -> "Tokenizer":
+        """Load the tokenizer that these files make. ZrtError bad_model."""
         try:
-            return cls(tokenizers.Tokenizer.from_buffer(said), TokenizerSettings.read(folder), folder.name)
+            backend = tokenizers.Tokenizer.from_buffer(files.contents[TOKENIZER])
+            return cls(backend, TokenizerSettings.of(files.contents), Path(files.folder).name)
         except ZrtError:
             raise
         except Exception as error:  # the files come from outside, and tokenizers raises bare Exceptions
-            raise ZrtError("bad_model", f"the tokenizer of {folder} does not load: {error}") from error
+            raise ZrtError("bad_model", f"the tokenizer of {files.folder} does not load: {error}") from error
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
 
     def encode_chat(
         self,
@@ -93,9 +101,9 @@ class Tokenizer:
         model's own template, to which `options` are variables.
 
         As in transformers, the tokenizer adds nothing: BOS is there if the template writes it. With
-        `special_as_text` a special token's name in a message is text. ZrtError bad_request: the
-        last message is empty, there is no template, the template raises, or an option has the name
-        of what every template is given; context_exceeded by `limit`.
+        `special_as_text` a special token's name in a message (its role too) or an option is text.
+        ZrtError bad_request: the last message is empty, there is no template, the template raises,
+        or an option has the name of what every template is given; context_exceeded by `limit`.
         """
         if not messages or not messages[-1].get("content"):
             raise ZrtError("bad_request", "the prompt is empty")
@@ -107,9 +115,14 @@ class Tokenizer:
         text = self._rendered(self._template, messages, options or {})
         if special_as_text:
             self._begin(text, limit)  # before the messages are looked through
-            masked, marks = self._literal.masked(messages)
+            marks: dict[str, str] = {}
+            mask = self._literal.masked
+            hidden = [{name: mask(said, marks) for name, said in message.items()} for message in messages]
+            variables = {
+                name: mask(said, marks) if isinstance(said, str) else said for name, said in (options or {}).items()
+            }
             if marks:
-                ids = self._literal.encode_masked(self._rendered(self._template, masked, options or {}), marks)
+                ids = self._literal.encode_masked(self._rendered(self._template, hidden, variables), marks)
                 limit.reached(len(ids), len(text), len(text))
                 return ids
         return self._encode(text, limit, special=False)

@@ -1,14 +1,37 @@
-"""The files beside tokenizer.json: names of special tokens, further tokens, the chat template."""
+"""The files that make a tokenizer: tokenizer.json, and beside it names of special tokens, further
+tokens, the chat template."""
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import tokenizers
+from msgspec import Struct
 
 from zrt.runtime.model_files import find_model_file
+
+TOKENIZER: Final = "tokenizer.json"
+BESIDE: Final = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+class TokenizerFiles(Struct, frozen=True):
+    """The files of one tokenizer as they were when they were read, by name, as far as they
+    exist."""
+
+    folder: str
+    """The model's folder, for messages."""
+    contents: dict[str, bytes]
+
+    @classmethod
+    def read(cls, folder: Path) -> "TokenizerFiles | None":
+        """Read the files in `folder`; return None if there is no tokenizer.json. ZrtError
+        bad_model: a file cannot be read."""
+        found = {name: find_model_file(folder / name) for name in (TOKENIZER, *BESIDE)}
+        contents = {name: data for name, data in found.items() if data is not None}
+        return cls(str(folder), contents) if TOKENIZER in contents else None
 
 
 @dataclass(frozen=True)
@@ -28,11 +51,11 @@ class TokenizerSettings:
     """Whether decoding ends with transformers' clean_up_tokenization."""
 
     @classmethod
-    def read(cls, folder: Path) -> "TokenizerSettings":
-        """Read the settings in `folder`. ZrtError bad_model: a file cannot be read. Raises what
-        files of other forms raise: ValueError, TypeError, LookupError."""
-        said = _object(folder / "tokenizer_config.json")
-        tokens = _object(folder / "special_tokens_map.json") | said
+    def of(cls, files: Mapping[str, bytes]) -> "TokenizerSettings":
+        """Take the settings from files, by name. Raises what files of other forms raise:
+        ValueError, TypeError, LookupError."""
+        said = _object(files.get("tokenizer_config.json"))
+        tokens = _object(files.get("special_tokens_map.json")) | said
         named = {name: value for name, value in tokens.items() if name.endswith("_token")}
         others: list[Any] = []
         for more in (tokens.get("additional_special_tokens"), tokens.get("extra_special_tokens")):
@@ -45,7 +68,7 @@ class TokenizerSettings:
             named={name: _token(value) for name, value in named.items() if isinstance(value, str | dict)},
             others=[_token(value) for value in others],
             listed=[_token(value, special=bool(value.get("special"))) for _, value in listed],
-            template=_template(folder / "chat_template.jinja", said.get("chat_template")),
+            template=_template(files.get("chat_template.jinja"), said.get("chat_template")),
             cleans_up=bool(said.get("clean_up_tokenization_spaces")),
         )
 
@@ -69,8 +92,7 @@ class TokenizerSettings:
         backend.add_tokens([token for text, token in wanted.items() if repr(token) != repr(present.get(text))])
 
 
-def _object(file: Path) -> dict[str, Any]:
-    data = find_model_file(file)
+def _object(data: bytes | None) -> dict[str, Any]:
     return {} if data is None else msgspec.json.decode(data, type=dict[str, Any])
 
 
@@ -83,10 +105,10 @@ def _token(value: str | dict[str, Any], special: bool = True) -> tokenizers.Adde
     return tokenizers.AddedToken(value["content"], special=special, **flags)
 
 
-def _template(file: Path, said: Any) -> str | None:
-    """Return the template in the file, else the one in the settings, where there may be several by
-    name."""
-    if (data := find_model_file(file)) is not None:
+def _template(data: bytes | None, said: Any) -> str | None:
+    """Return the template that is a file of its own, else the one in the settings, where there may
+    be several by name."""
+    if data is not None:
         return data.decode()
     if isinstance(said, list):
         said = {each["name"]: each["template"] for each in said}.get("default")

@@ -2,8 +2,11 @@
 text than its own."""
 
 import asyncio
+import select
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,8 @@ import zmq.asyncio
 from support.clusters import Local, local_cluster
 from support.peers import until
 
-from zrt.actors.coordinator.prompts import encoder, encoding_child
+from zrt.actors.coordinator.prompts import encoder, encoding_child, encoding_main
+from zrt.actors.coordinator.prompts.encoding_main import LENGTH_BYTES
 from zrt.runtime.cli.answer import Answer
 from zrt.runtime.cli.commands import chat
 from zrt.runtime.client.client import Client
@@ -26,7 +30,9 @@ from zrt.runtime.errors import ZrtError
 from zrt.runtime.messages.client import Finished, Progress
 from zrt.runtime.messages.cluster import SessionInfo
 from zrt.runtime.messages.prompt import PromptRequest
+from zrt.runtime.text.prompts import encode_prompt
 from zrt.runtime.text.tokenizer import Tokenizer
+from zrt.runtime.text.tokenizer_files import BESIDE, TOKENIZER, TokenizerFiles
 
 WAIT_S = 30.0
 CONTEXT = 16384
@@ -46,6 +52,12 @@ async def cluster(speaking: Callable[..., Path]) -> AsyncIterator[Local]:
 
 def ask(client: Client, text: str = SHORT, **options: Any) -> Stream:
     return client.generate(text, raw=True, ignore_eos=True, **{"max_tokens": 4000, **options})
+
+
+def read_files(folder: Path) -> TokenizerFiles:
+    files = TokenizerFiles.read(folder)
+    assert files is not None
+    return files
 
 
 async def started_child() -> psutil.Process:
@@ -229,8 +241,13 @@ async def test_a_process_that_dies_fails_the_text_that_it_had_alone(cluster: Loc
         await end_of(ask(cluster.client, LONG))
 
 
-async def test_a_process_that_hangs_is_ended(cluster: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding_child, "START_S", 1.0)
+@pytest.mark.parametrize("grace", ["START_S", "GRACE_S"])
+async def test_a_process_that_hangs_is_ended(cluster: Local, monkeypatch: pytest.MonkeyPatch, grace: str) -> None:
+    """While it starts, or long after: then it need not be given the time of a start."""
+    if grace == "GRACE_S":
+        with pytest.raises(ZrtError, match="the context holds"):
+            await end_of(ask(cluster.client, LONG))
+    monkeypatch.setattr(encoding_child, grace, 1.0)
     child, stream = await held(cluster)
     with pytest.raises(ZrtError, match="in time") as raised:
         await end_of(stream)
@@ -254,19 +271,72 @@ async def test_a_text_has_the_same_ids_whoever_tokenises_it(
     speaking: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = speaking("byte-level", max_position_embeddings=CONTEXT)
-    tokenizer = Tokenizer.open(folder)
-    assert tokenizer is not None
+    files = read_files(folder)
+    tokenizer = Tokenizer.of(files)
     request = PromptRequest(id="1", prompt=FITTING, raw=True)
     literal = PromptRequest(id="2", prompt="he</s>", raw=True, special_as_text=True)
     for longest in (1 << 20, 1):
         monkeypatch.setattr(encoder, "THREAD_LANES", (longest, longest))
-        made = encoder.PromptEncoder(tokenizer, folder, CONTEXT)
+        made = encoder.PromptEncoder(tokenizer, files, CONTEXT)
         ids = await made.offer(request, 1).encode()
         literal_ids = await made.offer(literal, 1).encode()
         await made.close()
         assert ids.tolist() == tokenizer.encode_raw(FITTING)
         assert "_literal" not in vars(tokenizer)  # no thread of ours had to wait for it to be made
     assert literal_ids.tolist() == tokenizer.encode_raw("he</s>", special_as_text=True)
+
+
+def removed(file: Path) -> None:
+    file.unlink()
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def changed(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b"he", b"eh").replace(b"<s>", b"<z>"))
+
+
+@pytest.mark.parametrize("change", [removed, cut_short, changed])
+async def test_files_that_change_after_the_start_change_no_ids(
+    speaking: Callable[..., Path], capfd: pytest.CaptureFixture[str], change: Callable[[Path], None]
+) -> None:
+    """Of all files of a tokenizer, for texts of every lane."""
+    folder = speaking("byte-level", max_position_embeddings=CONTEXT)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}<s>the {{ m.content }}</s>{% endfor %}")
+    (folder / "special_tokens_map.json").write_text('{"mask_token": "he had"}')
+    files = read_files(folder)
+    assert set(files.contents) == {TOKENIZER, *BESIDE}
+    made = encoder.PromptEncoder(Tokenizer.of(files), files, CONTEXT)
+    reference = Tokenizer.open(folder)
+    assert reference is not None
+    for name in files.contents:
+        change(folder / name)
+    for count in (1, 300, 3000):
+        request = PromptRequest(id="1", prompt="he had no " * count)
+        ids = await made.offer(request, 1).encode()
+        assert ids.tolist() == encode_prompt(reference, request)
+    await made.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("sent", ["head", "message", "reply"])
+def test_a_parent_that_is_gone_is_the_end_of_its_process(speaking: Callable[..., Path], sent: str) -> None:
+    """Within the head of a message, within a message, or with a reply that it has not read, which
+    resets the connection."""
+    ours, theirs = socket.socketpair()
+    files = msgspec.msgpack.encode(read_files(speaking("byte-level")))
+    request = msgspec.msgpack.encode(PromptRequest(id="1", prompt=SHORT, raw=True))
+    messages = b"".join(len(each).to_bytes(LENGTH_BYTES) + each for each in (files, request))
+    left_out = {"head": len(request) + 1, "message": 1, "reply": 0}[sent]
+    with theirs, ThreadPoolExecutor(1) as thread:
+        served = thread.submit(encoding_main.serve, theirs, CONTEXT)
+        with ours:
+            ours.sendall(messages[: len(messages) - left_out])
+            if sent == "reply":
+                assert select.select([ours], [], [], WAIT_S)[0]
+        served.result(WAIT_S)
 
 
 async def test_a_ctrl_c_before_a_line_of_a_chat_is_sent_ends_that_answer_alone(cluster: Local) -> None:

@@ -70,6 +70,8 @@ def test_a_chat_has_the_special_tokens_that_transformers_gives_it(
 # ---- special tokens that a user writes -----------------------------------------------------------
 
 SPELLING = ["he</s> had", "</s>", "<s></s>a <s>", " </s> ", "a<unk>日</s>", "<think>he</s>", "a b</s>a", "▁</s>▁"]
+WRITTEN = "{% for m in messages %}<s>{{ m.role | trim }} {{ m.content | trim }}</s>\n{% endfor %}<s>{{ style | trim }}"
+"""A template that writes everything that it is given."""
 TURNS = "{% for m in messages %}<s>{{ m.content | trim }}</s>\n{% endfor %}<s>"
 
 
@@ -91,23 +93,26 @@ def test_the_name_of_a_special_token_is_the_token_or_text_as_in_transformers(
 RENAMED = {"<s>": "⟪s⟫", "</s>": "⟪/s⟫", "<unk>": "⟪unk⟫"}
 
 
+@pytest.mark.parametrize("place", ["content", "role", "option"])
 @pytest.mark.parametrize("text", SPELLING)
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_a_chat_the_template_alone_writes_special_tokens(
-    tokenizer_folder: Folder, tmp_path: Path, kind: str, text: str
+    tokenizer_folder: Folder, tmp_path: Path, kind: str, text: str, place: str
 ) -> None:
     """The ids are those of a tokenizer, and of a template, whose special tokens have names that the
     user does not write."""
-    folder = tokenizer_folder(kind, chat_template=TURNS)
+    folder = tokenizer_folder(kind, chat_template=WRITTEN)
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     for file in tmp_path.iterdir():
         said = file.read_text()
         for name, other in RENAMED.items():
             said = said.replace(json.dumps(name), json.dumps(other)).replace(name, other)
         file.write_text(said)
-    chat = [{"role": "user", "content": text}, {"role": "assistant", "content": "a"}, {"role": "user", "content": text}]
-    ids = opened(folder).encode_chat(chat, special_as_text=True)
-    expected = opened(tmp_path).encode_chat(chat)
+    turn = {"role": "user", "content": "b"}
+    turn |= {place: text} if place in turn else {}
+    chat, options = [turn, {"role": "assistant", "content": "a"}, turn], {"style": text if place == "option" else "c"}
+    ids = opened(folder).encode_chat(chat, options, special_as_text=True)
+    expected = opened(tmp_path).encode_chat(chat, options)
     if kind == "metaspace":  # whose vocabulary has the names as words, which are taken apart
         seams = {opened(folder).backend.token_to_id(name) for name in ("<unk>", "▁")}
         ids, expected = ([one for one in each if one not in seams] for each in (ids, expected))

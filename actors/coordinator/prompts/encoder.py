@@ -10,7 +10,6 @@ fault of longer texts than its own.
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -23,6 +22,7 @@ from zrt.runtime.messages.prompt import PromptRequest
 from zrt.runtime.text.encoding_limit import EncodingLimit
 from zrt.runtime.text.prompts import encode_prompt
 from zrt.runtime.text.tokenizer import Tokenizer
+from zrt.runtime.text.tokenizer_files import TokenizerFiles
 
 THREAD_LANES: Final = (1 << 10, 16 << 10)
 """The longest texts, in bytes, of the lanes that have a thread each: 30 ms at most for one."""
@@ -104,13 +104,15 @@ class Lane:
 
 
 class PromptEncoder:
-    """The lanes for the model in `folder`, whose context holds `context` tokens."""
+    """The lanes for a model whose context holds `context` tokens. Its tokenizer is made of `files`,
+    and so is that of each process, whatever lies in the model's folder meanwhile."""
 
-    def __init__(self, tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, files: TokenizerFiles, context: int) -> None:
         self._tokenizer = tokenizer
         self._limit = EncodingLimit(context)
         self._executors = [ComputeExecutor(f"tokenise-{lane}") for lane in range(len(THREAD_LANES))]
-        self._children = [EncodingChild(f"tokenise-{name}", folder, context) for name in ("long", "longest")]
+        packed = msgspec.msgpack.encode(files)
+        self._children = [EncodingChild(f"tokenise-{name}", packed, context) for name in ("long", "longest")]
         threads = [Lane(most, self._in_thread(one)) for most, one in zip(THREAD_LANES, self._executors, strict=True)]
         children = [Lane(most, _in_child(one)) for most, one in zip((CHILD_LANE, None), self._children, strict=True)]
         self._lanes = [*threads, *children]

@@ -6,7 +6,6 @@ import logging
 import socket
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -19,7 +18,10 @@ from zrt.runtime.process.spawn import Process, Ready, ended_by
 log = logging.getLogger(__name__)
 
 START_S: Final = 60.0
-"""Seconds that the process may take to start and to load the tokenizer."""
+"""Seconds that the process may take to start and to load the tokenizer, before its first reply."""
+GRACE_S: Final = 20.0
+"""Seconds that a process which has replied before may take besides: to be given a core, or to make
+the tokenizer for which names of special tokens are text."""
 BYTES_S: Final = 20_000
 """Bytes of a text that are tokenised in a second at least, or the process counts as hung."""
 REPLY_BYTES: Final = 128 << 20
@@ -33,16 +35,18 @@ _REPLIES: Final = msgspec.msgpack.Decoder(Reply)
 
 
 class EncodingChild:
-    """At most one process that tokenises for the model in `folder`, whose context holds `context`
-    tokens; `name` is its name in the log."""
+    """At most one process that tokenises for a model whose context holds `context` tokens; `name`
+    is its name in the log. `files` are encoded TokenizerFiles, which each process is given."""
 
-    def __init__(self, name: str, folder: Path, context: int) -> None:
+    def __init__(self, name: str, files: bytes, context: int) -> None:
         self._name = name
-        self._command = python_command("zrt.actors.coordinator.prompts.encoding_main", str(folder), str(context))
+        self._command = python_command("zrt.actors.coordinator.prompts.encoding_main", str(context))
+        self._files = files
         self._process: Process | None = None
         self._latest: Process | None = None
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
+        self._replied = False
         self._idle: asyncio.TimerHandle | None = None
 
     async def encode(self, request: bytes, told: Callable[[int, int], None]) -> "array[int]":
@@ -53,8 +57,9 @@ class EncodingChild:
         """
         if self._idle is not None:
             self._idle.cancel()
+        grace = GRACE_S if self._process is not None and self._replied else START_S
         try:
-            async with asyncio.timeout(START_S + len(request) / BYTES_S):
+            async with asyncio.timeout(grace + len(request) / BYTES_S):
                 ids = await self._ask(request, told)
         except ZrtError:
             raise
@@ -91,8 +96,7 @@ class EncodingChild:
     async def _ask(self, request: bytes, told: Callable[[int, int], None]) -> "array[int]":
         if self._process is None:
             await self._start()
-        self._writer.writelines([len(request).to_bytes(LENGTH_BYTES), request])
-        await self._writer.drain()
+        await self._say(request)
         while True:
             match await self._reply():
                 case Told(done, total):
@@ -102,11 +106,16 @@ class EncodingChild:
                 case Refused(kind, message):
                     raise ZrtError.of(kind, message)
 
+    async def _say(self, message: bytes) -> None:
+        self._writer.writelines([len(message).to_bytes(LENGTH_BYTES), message])
+        await self._writer.drain()
+
     async def _reply(self) -> Reply:
         size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES))
         if size > REPLY_BYTES:
             raise EOFError(f"announced a reply of {size} bytes")
         reply: Reply = _REPLIES.decode(await self._reader.readexactly(size))
+        self._replied = True
         return reply
 
     async def _start(self) -> None:
@@ -119,7 +128,9 @@ class EncodingChild:
                 self._writer.close()
                 raise
         self._process = self._latest = process
+        self._replied = False
         log.info("%s started, process %d", self._name, process.pid)
+        await self._say(self._files)
 
     async def _fate(self) -> str:
         """Return how the last process ended, "" if it did not: then it is killed."""

@@ -1,8 +1,9 @@
 """A process that tokenises long texts for its parent: `python -m
-zrt.actors.coordinator.prompts.encoding_main FOLDER CONTEXT`.
+zrt.actors.coordinator.prompts.encoding_main CONTEXT`.
 
-Reads from its parent, over the socket that is its standard input: PromptRequest. Writes to it, for
-each: Told any number of times, then Encoded or Refused. It ends with that socket.
+Reads from its parent, over the socket that is its standard input: TokenizerFiles, then
+PromptRequest any number of times. Writes to it, for each of these: Told any number of times, then
+Encoded or Refused. It ends with that socket.
 """
 
 import os
@@ -10,7 +11,8 @@ import socket
 import sys
 import time
 from array import array
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -22,6 +24,7 @@ from zrt.runtime.process.lifeline import hold
 from zrt.runtime.text.encoding_limit import EncodingLimit
 from zrt.runtime.text.prompts import encode_prompt
 from zrt.runtime.text.tokenizer import Tokenizer
+from zrt.runtime.text.tokenizer_files import TokenizerFiles
 
 LENGTH_BYTES: Final = 4
 """The bytes before each message that hold its length, the highest first."""
@@ -60,18 +63,29 @@ def main() -> None:
     hold()
     os.nice(NICE)
     with socket.socket(fileno=0) as parent:
-        serve(parent, Path(sys.argv[1]), int(sys.argv[2]))
+        serve(parent, int(sys.argv[1]))
 
 
-def serve(parent: socket.socket, folder: Path, context: int) -> None:
-    """Answer each request that `parent` sends, until it closes its end."""
-    tokenizer = Tokenizer.open(folder)
-    if tokenizer is None:
-        raise ZrtError("bad_model", f"{folder} has no tokenizer.json any more")
-    requests = parent.makefile("rb")
-    while head := requests.read(LENGTH_BYTES):
-        request = msgspec.msgpack.decode(requests.read(int.from_bytes(head)), type=PromptRequest)
-        say(parent, answer(parent, tokenizer, request, context))
+def serve(parent: socket.socket, context: int) -> None:
+    """Answer each request that `parent` sends, until it closes its end or is gone."""
+    with suppress(ConnectionError):  # a reset is an end too: the parent was killed
+        tokenizer = None
+        for message in received(parent):
+            if tokenizer is None:
+                tokenizer = Tokenizer.of(msgspec.msgpack.decode(message, type=TokenizerFiles))
+            else:
+                request = msgspec.msgpack.decode(message, type=PromptRequest)
+                say(parent, answer(parent, tokenizer, request, context))
+
+
+def received(parent: socket.socket) -> Iterator[bytes]:
+    """Yield each message that `parent` sends whole."""
+    with parent.makefile("rb") as stream:
+        while len(head := stream.read(LENGTH_BYTES)) == LENGTH_BYTES:
+            message = stream.read(size := int.from_bytes(head))
+            if len(message) < size:
+                return
+            yield message
 
 
 def answer(parent: socket.socket, tokenizer: Tokenizer, request: PromptRequest, context: int) -> Reply:

@@ -19,6 +19,7 @@ from zrt.runtime.text.detokenizer import Detokenizer
 from zrt.runtime.text.encoding_limit import too_long
 from zrt.runtime.text.stop_strings import stop_tokens
 from zrt.runtime.text.tokenizer import Tokenizer
+from zrt.runtime.text.tokenizer_files import TokenizerFiles
 
 
 class Requests:
@@ -26,13 +27,17 @@ class Requests:
     says which of the model's defaults are not followed."""
 
     def __init__(self, folder: Path, spec: ModelSpec, context: int) -> None:
-        self.tokenizer: Tokenizer | None = Tokenizer.open(folder)
+        files = TokenizerFiles.read(folder)
+        self.tokenizer: Tokenizer | None = None
+        self._encoder: PromptEncoder | None = None
+        if files is not None:
+            self.tokenizer = Tokenizer.of(files)
+            self._encoder = PromptEncoder(self.tokenizer, files, context)
         self.eos = frozenset(token for token in eos_ids(folder, self.tokenizer) if 0 <= token < spec.vocab_size)
         self.context = context
         self.defaults: GenerationDefaults = generation_defaults(folder)
         self.notes = self.defaults.notes()
         self._vocab_size = spec.vocab_size
-        self._encoder = PromptEncoder(self.tokenizer, folder, context) if self.tokenizer is not None else None
 
     async def close(self) -> None:
         """End what tokenises."""

@@ -16,7 +16,6 @@ from zrt.runtime.models.architecture.spec import ModelSpec, read_spec
 from zrt.runtime.models.checkpoint.index import CheckpointIndex, Problem
 from zrt.runtime.models.checkpoint.layout import HEAD, shard_shapes
 from zrt.runtime.text.tokenizer import Tokenizer
-from zrt.runtime.text.tokenizer_files import TokenizerSettings
 
 SHOWN: Final = 8
 """The most problems in one error's message, and the most names in a note."""
@@ -139,7 +138,7 @@ def _inspect_weights(inventory: CheckpointIndex, spec: ModelSpec | None, report:
 
 
 def _inspect_text(folder: Path, tokenizer: Tokenizer, spec: ModelSpec | None, report: Report) -> None:
-    report.chat_template = TokenizerSettings.read(folder).template is not None
+    report.chat_template = tokenizer.has_template
     if not report.chat_template:
         report.notes.append("no chat template: text can be sent as it is only (--raw)")
     else:
