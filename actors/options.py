@@ -38,8 +38,9 @@ class ClusterOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     advertise: str | None = None
     insecure: bool = False
 
-    def read(self) -> "Conf":
-        """Return the checked cluster file with the replacements made. ZrtError bad_config."""
+    def read(self, text: str | None = None) -> "Conf":
+        """Return the checked cluster file with the replacements made; `text` is what was read of
+        the file before, None to read it. ZrtError bad_config."""
         from zrt.runtime.cluster import file_loader  # only the coordinator reads one
 
         # what the file may lack, or say otherwise, since these options say it
@@ -47,7 +48,7 @@ class ClusterOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         given |= {"cluster": {"insecure": True}} if self.insecure else {}
         given |= {"stage": [{}]} if self.stages else {}
         return file_loader.override(
-            file_loader.load(None if self.conf is None else Path(self.conf), given),
+            file_loader.load(None if self.conf is None else Path(self.conf), given, text),
             model=self.model,
             stages=self.stages,
             tp=self.tp,

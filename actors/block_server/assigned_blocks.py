@@ -23,7 +23,7 @@ from zrt.runtime.messages.members import MOST_PARTS, Assignment, Identified, Ide
 from zrt.runtime.messages.stats import LendLoad
 from zrt.runtime.models.checkpoint.identity import ModelContent, folder_state, read_content
 from zrt.runtime.models.checkpoint.tensor_digests import FileState, TensorDigests
-from zrt.runtime.models.fetch.resolve import resolve
+from zrt.runtime.models.fetch.resolve import place_of, resolve
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ MOST_UNSURE_S: Final = 30.0
 UNANSWERED: Final = frozenset({"coordinator_lost", "unknown_session", "deadline", "cancelled"})
 """Errors of a question that says nothing of the model: the coordinator is gone, stops, or has much
 to hash. It is asked again."""
+
+_Files = dict[str, FileState | None]
 
 
 class AssignedBlocks:
@@ -76,9 +78,9 @@ class AssignedBlocks:
         self._digests = TensorDigests()
         self._content: ModelContent | None = None
         self._confirmed_by = 0  # the incarnation of the coordinator
-        self._folder: Path | None = None
-        self._loaded_of: dict[str, FileState | None] = {}
-        self._last_seen: dict[str, FileState | None] = {}
+        self._ref = ""
+        self._loaded_of: _Files | None = None  # None: nothing that was there as a whole
+        self._last_seen: _Files | None = None
 
     def assign(self, assignment: Assignment) -> None:
         """Take an assignment; what is still being loaded of an earlier one breaks off."""
@@ -99,10 +101,19 @@ class AssignedBlocks:
     async def load(self, assignment: Assignment) -> Backend:
         """Return the backend of these blocks, once what served before has let go.
 
-        ZrtError: as load_engine, RankGroup.form and load, Lending.load, read_content; bad_model: it
-        is not the model that the cluster serves; cancelled: another assignment came, or the actor
-        ends.
+        ZrtError: as resolve, load_engine, RankGroup.form and load, Lending.load, read_content;
+        bad_model: it is not the model that the cluster serves; cancelled: another assignment came,
+        or the actor ends.
         """
+        try:
+            return await self._load(assignment)
+        except ZrtError as error:
+            # what went away while it was read may come back as it was
+            if error.kind == "bad_model" and await self.saved_anew():
+                self._loaded_of = None
+            raise
+
+    async def _load(self, assignment: Assignment) -> Backend:
         self._loop = asyncio.get_running_loop()
         reported = 0.0
         self._loaded = self._captured = 0, 0
@@ -122,15 +133,13 @@ class AssignedBlocks:
         if not lends:
             self.lending.forget()
         load = self._load_lent if lends else self._load_here if assignment.tp == 1 else self._load_group
-        weights = assignment.weights == "files"
-        folder = await self._executor.run(resolve, assignment.model, weights=weights, text=False)
-        content = await self._read_content(folder, assignment)
+        content = await self._read_content(assignment)
         await self.confirm(assignment)
         for attempt in range(REBUILDS):
             if attempt:
                 await asyncio.sleep(REBUILD_PAUSE_S * attempt)
                 self._check_wanted(assignment)
-            backend = await load(folder, assignment, progress, cancelled)
+            backend = await load(content.folder, assignment, progress, cancelled)
             try:
                 await self._executor.run(content.check_unchanged)
                 await self.confirm(assignment)  # another coordinator may have come
@@ -149,11 +158,13 @@ class AssignedBlocks:
                 self.group_stats.rebuilds += 1
         raise AssertionError("the last attempt returns or raises")
 
-    async def _read_content(self, folder: Path, assignment: Assignment) -> ModelContent:
-        """Find out what the folder holds of the assigned blocks, for `confirm`. ZrtError: as
-        read_content."""
-        self._folder, self._content, self._confirmed_by = folder, None, 0
-        self._loaded_of = await self._executor.run(folder_state, folder)
+    async def _read_content(self, assignment: Assignment) -> ModelContent:
+        """Find out what the model's folder holds of the assigned blocks, for `confirm`. ZrtError:
+        as resolve and read_content."""
+        self._ref, self._content, self._confirmed_by = assignment.model, None, 0
+        self._loaded_of = await self._files()  # before anything may fail: whatever it is, it may be mended
+        weights = assignment.weights == "files"
+        folder = await self._executor.run(resolve, assignment.model, weights=weights, text=False)
         self._content = await self._executor.run(
             read_content,
             folder,
@@ -211,16 +222,17 @@ class AssignedBlocks:
 
     async def saved_anew(self) -> bool:
         """Return whether the model's files are others than when they were last read."""
-        return self._folder is not None and await self._executor.run(folder_state, self._folder) != self._loaded_of
+        return await self._files() != self._loaded_of
 
     async def files_changed(self) -> bool:
         """Return whether the model's files are others than when they were last read, and are as
         they were at the last call: nobody writes them any more."""
-        if self._folder is None:
-            return False
-        now = await self._executor.run(folder_state, self._folder)
+        now = await self._files()
         settled, self._last_seen = now == self._last_seen, now
         return settled and now != self._loaded_of
+
+    async def _files(self) -> _Files:
+        return await self._executor.run(_model_files, self._ref)
 
     def _check_wanted(self, assignment: Assignment) -> None:
         """Raise ZrtError cancelled if the assignment is not to be loaded any more."""
@@ -313,3 +325,13 @@ class AssignedBlocks:
         """End this process, since the executor waits in an operation that nothing else ends. The
         ranks end with it."""
         leave(STUCK_STATUS)
+
+
+def _model_files(ref: str) -> _Files:
+    """Return the states of the files of the model that `ref` names; of none where it has no
+    place."""
+    try:
+        folder = place_of(ref)
+    except ZrtError:
+        return {}
+    return {} if folder is None else folder_state(folder)

@@ -37,6 +37,7 @@ from zrt.actors.coordinator.subscribers import Subscribers
 from zrt.actors.options import CoordinatorOptions
 from zrt.runtime.actor.actor import Actor
 from zrt.runtime.actor.actor_process import DOWN_STATUS
+from zrt.runtime.cluster.file_loader import handed_over
 from zrt.runtime.cluster.file_schema import Conf
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.host_memory import resident_memory
@@ -209,9 +210,9 @@ class Coordinator(Actor):
 
 
 def make(options: CoordinatorOptions) -> Coordinator:
-    """Return the coordinator of a cluster file, whose model must have been fetched. ZrtError
-    bad_config, bad_model."""
-    conf = options.read()
+    """Return the coordinator of a cluster file, as `zrt up` read it or as it is now. Its model must
+    have been fetched. ZrtError bad_config, bad_model."""
+    conf = options.read(handed_over())
     folder = resolve(conf.model.ref, weights=conf.model.weights == "files", text=False)
     spec = read_spec(folder)
     prompts = Requests(folder, spec, min(conf.model.context, spec.max_positions))

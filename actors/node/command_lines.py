@@ -14,7 +14,7 @@ from zrt.actors.options import (
     LayerWorkerOptions,
     command_line,
 )
-from zrt.runtime.cluster.file_loader import threads
+from zrt.runtime.cluster.file_loader import hand_over, threads
 from zrt.runtime.cluster.file_schema import ClusterSettings, Conf, Spares, Stage, Worker
 from zrt.runtime.compute.threads import thread_environment
 from zrt.runtime.endpoints import endpoint
@@ -33,9 +33,9 @@ class Line:
 
 
 class CommandLines:
-    """The command lines of one cluster's processes. `conf` is what `options` read; `cluster` is the
-    id by which all processes know the cluster; `detached` says that our stderr is a log of several
-    processes."""
+    """The command lines of one cluster's processes. `conf` is what `options` read, and all
+    coordinators, one after another, go by; `cluster` is the id by which all processes know the
+    cluster; `detached` says that our stderr is a log of several processes."""
 
     def __init__(self, conf: Conf, options: ClusterOptions, cluster: str, *, detached: bool) -> None:
         self._conf = conf
@@ -44,14 +44,18 @@ class CommandLines:
         self._detached = detached
 
     def coordinator(self) -> Line:
-        return self._line(CoordinatorOptions(**asdict(self._options), cluster_id=self._cluster), 1)
+        return self._coordinator(CoordinatorOptions(**asdict(self._options), cluster_id=self._cluster))
 
     def coordinator_again(self, reached: str) -> Line:
         """Return the command line of a coordinator that takes the place of the one at `reached`,
         where all other processes look for it; a passing connection may hold its port for a
         while."""
         words = asdict(self._options) | {"listen": bound(self._conf.cluster, reached)}
-        return self._line(CoordinatorOptions(**words, cluster_id=self._cluster, port_wait=PORT_S), 1)
+        return self._coordinator(CoordinatorOptions(**words, cluster_id=self._cluster, port_wait=PORT_S))
+
+    def _coordinator(self, options: CoordinatorOptions) -> Line:
+        line = self._line(options, 1)
+        return Line(line.argv, line.environment | hand_over(self._conf))
 
     def server(self, name: str, join: str, conf: Stage | Spares) -> Line:
         alone, shared = threads(self._conf, conf, len(os.sched_getaffinity(0)))

@@ -1,8 +1,10 @@
 """Reader of cluster files. Every mistake is named, with the valid values, before anything
 starts."""
 
+import base64
+import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -34,17 +36,47 @@ Values = Mapping[str, Mapping[str, object] | Sequence[Mapping[str, object]]]
 """Values by table and key. A list stands for a list of tables."""
 
 
-def load(path: Path | None = None, given: Values = MappingProxyType({})) -> Conf:
-    """Return the cluster file at `path`, by default the packaged conf/local.toml. Errors:
-    bad_config, a line for each mistake."""
+MOST_BYTES: Final = 90 << 10
+"""The largest cluster file: it goes to a child in its environment, where Linux has 128 KiB for a
+variable, and base64 takes a third more."""
+
+_HANDED: Final = "ZRT_CLUSTER_TEXT"
+
+
+def load(path: Path | None = None, given: Values = MappingProxyType({}), text: str | None = None) -> Conf:
+    """Return the cluster file at `path`, by default the packaged conf/local.toml. `text` is what
+    was read of it before, None to read it. Errors: bad_config, a line for each mistake."""
     where = "conf/local.toml" if path is None else str(path)
+    if text is None:
+        text = _read(path, where)
+    return msgspec.structs.replace(parse(text, where, given), text=text)
+
+
+def _read(path: Path | None, where: str) -> str:
+    source = resources.files("zrt.conf").joinpath("local.toml") if path is None else path
     try:
-        source = resources.files("zrt.conf").joinpath("local.toml") if path is None else path
-        return parse(source.read_text(encoding="utf-8-sig"), where, given)  # some editors begin a file with a BOM
+        with source.open(encoding="utf-8-sig") as file:  # some editors begin a file with a BOM
+            text = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise ZrtError("bad_config", "there is no such cluster file", where) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ZrtError("bad_config", f"the cluster file cannot be read: {error}", where) from error
+    if len(text.encode()) > MOST_BYTES:
+        raise ZrtError("bad_config", f"a cluster file has at most {MOST_BYTES >> 10} KiB, and this is larger", where)
+    return text
+
+
+def hand_over(conf: Conf) -> dict[str, str]:
+    """Return the environment variables by which a child has the cluster file as it was read:
+    whatever becomes of the file, all processes of a cluster go by the same."""
+    return {_HANDED: base64.b64encode(conf.text.encode()).decode()}
+
+
+def handed_over(environ: MutableMapping[str, str] = os.environ) -> str | None:
+    """Return the text of the cluster file that a parent has read, and remove it from the
+    environment; None: it is to be read."""
+    told = environ.pop(_HANDED, None)
+    return None if told is None else base64.b64decode(told).decode()
 
 
 def parse(text: str, where: str, given: Values = MappingProxyType({})) -> Conf:

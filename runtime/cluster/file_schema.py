@@ -184,6 +184,9 @@ class Conf(msgspec.Struct, frozen=True):
     workers: tuple[Worker, ...] = ()
     where: str = ""
     """The file's name in error messages."""
+    text: str = ""
+    """The file as it was read, for the processes that are to have the same; empty where there was
+    none."""
 
     @property
     def chunk(self) -> int:

@@ -135,6 +135,29 @@ async def test_a_stage_that_is_started_again_does_not_serve_another_model(
     assert got[:TOKENS] == model.wanted[: len(got)]
 
 
+@pytest.mark.parametrize("missing", ["config.json", SINGLE, ".", ".."], ids=["config", "weights", "folder", "parent"])
+async def test_a_stage_that_is_started_while_its_model_is_away_loads_it_once_it_is_back(
+    served: Callable[..., Served], missing: str
+) -> None:
+    model = served()
+    place = (model.folder / missing).resolve()
+    away = place.with_name(f"{place.name}.away")
+    async with local_cluster(model.folder, ["0-1", "2-3"]) as cluster:
+        place.rename(away)
+        try:
+            await cluster.lose("stage1")
+            await cluster.join("stage1")
+            seen = await cluster.until(lambda seen: bool(seen.fault))
+            assert "bad_model: " in seen.fault
+            with pytest.raises(ZrtError) as refusal:
+                await cluster.greedy(PROMPT, TOKENS)
+            assert refusal.value.kind == "bad_model"
+        finally:
+            away.rename(place)
+        await cluster.until(lambda seen: seen.ready)
+        assert await cluster.greedy(PROMPT, TOKENS) == model.wanted
+
+
 @pytest.mark.parametrize("stage", ["stage0", "stage1"])
 async def test_a_block_server_that_joins_with_another_revision_takes_no_stage(
     served: Callable[..., Served], stage: str

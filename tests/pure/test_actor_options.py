@@ -1,6 +1,10 @@
 """An actor's options reach its process whole: from the words of a person, and from a parent."""
 
+import json
+import os
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,8 +24,9 @@ from zrt.actors.options import (
 )
 from zrt.runtime.cli.cluster_arguments import options_from
 from zrt.runtime.cli.main import command_line as zrt_command_line
-from zrt.runtime.cluster.file_loader import parse
+from zrt.runtime.cluster.file_loader import MOST_BYTES, parse
 from zrt.runtime.cluster.file_schema import Spares
+from zrt.runtime.errors import ZrtError
 from zrt.runtime.process.python_command import python_command
 
 MEMBER: dict[str, Any] = {
@@ -156,3 +161,35 @@ def test_zrt_up_hands_on_what_the_cluster_file_and_its_own_words_say() -> None:
     spare = options(lines.server("spare0", at, Spares()))
     assert isinstance(spare, BlockServerOptions)
     assert (spare.name, spare.join, spare.memory) == ("spare0", at, 0)
+
+
+@pytest.mark.parametrize(
+    "more", ["", "# \u00fc\u4e16\r\n", "#" * (MOST_BYTES - len(CONF))], ids=["short", "words", "long"]
+)
+def test_every_coordinator_is_handed_the_cluster_file_that_was_read(more: str, tmp_path: Path) -> None:
+    """Whatever it holds, and as large as it may be."""
+    file = tmp_path / "my.toml"
+    file.write_bytes((more + CONF).encode())
+    options = ClusterOptions(conf=str(file))
+    conf = options.read()
+    lines = CommandLines(conf, options, "c1", detached=False)
+    file.unlink()
+    show = "import json; from zrt.runtime.cluster import file_loader as f; print(json.dumps([f.handed_over(), f.handed_over()]))"
+    for line in (lines.coordinator(), lines.coordinator_again("tcp://127.0.0.1:7412")):
+        child = subprocess.run([sys.executable, "-c", show], env=os.environ | line.environment, capture_output=True)
+        text, left = json.loads(child.stdout)
+        assert (options.read(text), left) == (conf, None)
+
+
+def test_a_mistake_in_what_was_handed_over_names_the_file() -> None:
+    with pytest.raises(ZrtError, match="not TOML") as error:
+        ClusterOptions(conf="/no/such.toml").read("model =")
+    assert (error.value.kind, error.value.where) == ("bad_config", "/no/such.toml")
+
+
+def test_a_cluster_file_that_is_too_large_to_be_handed_over_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text("#" + "\u00fc" * (MOST_BYTES // 2) + CONF)
+    with pytest.raises(ZrtError, match="at most 90 KiB") as error:
+        ClusterOptions(conf=str(file)).read()
+    assert (error.value.kind, error.value.where) == ("bad_config", str(file))

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from huggingface_hub import constants
 
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.models.fetch import hub
-from zrt.runtime.models.fetch.resolve import resolve
+from zrt.runtime.models.fetch.demo import NAME as DEMO
+from zrt.runtime.models.fetch.resolve import place_of, resolve
 from zrt.runtime.paths import home
 
 
@@ -130,6 +132,25 @@ class Hub(BaseHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         pass
+
+
+@pytest.mark.parametrize("ref", ["demo", "folder", "hub"])
+def test_the_place_of_a_model_is_known_whether_it_is_there_or_not(
+    ref: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ZRT_HOME", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models" / DEMO
+    if ref == "hub":
+        folder = tmp_path / "models--owner--name" / "snapshots" / COMMIT
+    name = {"demo": DEMO, "folder": str(folder), "hub": "owner/name"}[ref]
+    assert place_of(name) == (None if ref == "hub" else folder)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    if ref == "hub":
+        (folder.parents[1] / "refs").mkdir()
+        (folder.parents[1] / "refs" / "main").write_text(COMMIT)
+    assert place_of(name) == folder == resolve(name, weights=False, text=False)
 
 
 @pytest.fixture

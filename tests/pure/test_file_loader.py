@@ -364,7 +364,7 @@ def test_a_file_may_lack_what_the_command_line_says(
     (tmp_path / "whole.toml").write_text(read)
     wanted = ClusterOptions(conf=str(tmp_path / "whole.toml")).read()
     found = ClusterOptions(conf=str(tmp_path / "my.toml"), **given).read()
-    assert msgspec.structs.replace(found, where=wanted.where) == wanted
+    assert msgspec.structs.replace(found, where=wanted.where, text=wanted.text) == wanted
     with pytest.raises(ZrtError):
         ClusterOptions(conf=str(tmp_path / "my.toml")).read()
 

@@ -41,10 +41,15 @@ STEPS: Final = 3
 """The number of steps that the conversion reports as done, one after the other."""
 
 
+def demo_place(home: Path) -> Path:
+    """Return where the demo model's folder is below `home`, once it is made."""
+    return home / "models" / NAME
+
+
 def demo_folder(home: Path, progress: Progress = ignore) -> Path:
     """Return the folder of the demo model below `home`, made if it is not there. Errors: bad_model,
     which says what to do."""
-    final = home / "models" / NAME
+    final = demo_place(home)
     if final.is_dir():
         return final
     try:

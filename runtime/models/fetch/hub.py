@@ -72,7 +72,7 @@ def hub_folder(ref: str, *, weights: bool, text: bool, progress: Progress, say: 
     `say` is told what it lacks. Errors: bad_model.
     """
     wanted = Wanted(weights)
-    cached = _cached(ref)
+    cached = cached_folder(ref)
     noted = None if cached is None else _noted(ref, cached.name)
     short = "config.json" if cached is None else lacking(cached, weights)
     if cached is not None and text and not short and noted is not None:
@@ -118,7 +118,7 @@ def lacking(folder: Path, weights: bool) -> str | None:
     return next((name for name in sorted(files) if not (folder / name).is_file()), None)
 
 
-def _cached(ref: str) -> Path | None:
+def cached_folder(ref: str) -> Path | None:
     """Return the model's snapshot folder in the cache, whole or not; None if it has no config.json,
     or there is no such folder. ZrtError bad_config: there is no place for a cache; bad_model: the
     hub has no such ids."""

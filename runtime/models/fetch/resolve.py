@@ -1,5 +1,6 @@
 """The resolver of model references: a folder, a demo name or a hub id becomes a folder of files."""
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -7,9 +8,9 @@ from typing import Final
 from zrt.runtime.errors import ZrtError
 from zrt.runtime.model_files import has_model_file
 from zrt.runtime.models.fetch.demo import NAME as DEMO
-from zrt.runtime.models.fetch.demo import demo_folder
+from zrt.runtime.models.fetch.demo import demo_folder, demo_place
 from zrt.runtime.models.fetch.download_progress import Progress, Say, ignore, say_nothing
-from zrt.runtime.models.fetch.hub import hub_folder
+from zrt.runtime.models.fetch.hub import cached_folder, hub_folder
 from zrt.runtime.paths import expanded, home
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -40,7 +41,7 @@ def resolve(
         if not has_model_file(folder / "config.json"):
             raise ZrtError("bad_model", f"the folder {ref} has no config.json, so it is no model; {WAYS}")
         return folder.resolve()
-    if ref and (file := expanded(ref)).is_file():
+    if ref and os.path.isfile(file := expanded(ref)):
         hint = f"; `zrt plan {ref}` looks at a cluster file" if file.suffix == ".toml" else ""
         raise ZrtError("bad_model", f"{ref} is a file{hint}; {WAYS}")
     if not HUB_ID.fullmatch(ref):
@@ -55,4 +56,14 @@ def local_folder(ref: str) -> Path | None:
     if not ref or ref == DEMO:
         return None
     folder = expanded(ref)
-    return folder if folder.is_dir() else None
+    return folder if os.path.isdir(folder) else None
+
+
+def place_of(ref: str) -> Path | None:
+    """Return the folder that `resolve` reads the model from, whether there is one now or not; None
+    for a model of the hub that is not in the cache. Asks nobody. ZrtError as for `resolve`."""
+    if ref == DEMO:
+        return demo_place(home())
+    if local_folder(ref) is None and HUB_ID.fullmatch(ref):
+        return cached_folder(ref)
+    return expanded(ref)
