@@ -3,6 +3,8 @@ message has on the wire."""
 
 from typing import Final, Literal, Self, cast, get_args
 
+from zrt.runtime.formatting import escaped
+
 Kind = Literal[
     "bad_request",
     "bad_config",
@@ -63,7 +65,8 @@ class ZrtError(Exception):
         return ZrtError(self.kind, self.message, self.where)
 
     def __str__(self) -> str:
-        if self.where and "\n" in self.message:
-            return f"{self.kind}: {self.where}:\n{self.message}"
-        place = f" ({self.where})" if self.where else ""
+        where = escaped(self.where)
+        if where and "\n" in self.message:
+            return f"{self.kind}: {where}:\n{self.message}"
+        place = f" ({where})" if where else ""
         return f"{self.kind}: {self.message}{place}"

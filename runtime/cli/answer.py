@@ -70,10 +70,10 @@ async def answer(client: Client, question: Question) -> int:
         if any(finished.reason == "cancelled" for finished in stream.all_finished):
             raise ZrtError("cancelled", "the session was ended by another command")
     except ZrtError as error:
+        say(f"zrt: {error}")
         if question.json:
             broken = {"finish_reason": "error", "error": {"kind": error.kind, "message": error.message}}
             print(_json([one.fields() for one in got], **broken), flush=True)
-        say(f"zrt: {error}")
         return 1
     if question.json:
         pairs = zip(got, stream.all_finished, strict=True)

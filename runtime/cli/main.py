@@ -14,25 +14,39 @@ from zrt.runtime.cli.commands import COMMANDS, load
 from zrt.runtime.cli.exit_status import exit_status
 from zrt.runtime.formatting import escaped
 from zrt.runtime.process.python_command import environment
+from zrt.runtime.process.stdout import StdoutError, tell_failures
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
         os.environ.update(environment(os.environ))  # before a library reads it, or this folder is gone
-        arguments = command_line().parse_args(argv)
-        from zrt.runtime.process.terminal import all_descriptors, mute, open_streams
-
-        open_streams()
-        all_descriptors()
+        tell_failures()
         try:
-            return exit_status(arguments)
-        except BrokenPipeError:  # the reader of our output went away
-            mute(sys.stdout)
+            try:
+                return _run(argv)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # here a failure can be told; at the interpreter's exit it cannot
+        except (BrokenPipeError, StdoutError) as error:
+            from zrt.runtime.process.terminal import mute, say
+
+            mute(sys.stdout)  # what its buffer holds is lost
+            if isinstance(error, StdoutError):  # else the reader of our output went away
+                say(f"zrt: {error}")
             return 1
     except KeyboardInterrupt:
         print("zrt: interrupted", file=sys.stderr)
         return 1
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    arguments = command_line().parse_args(argv)
+    from zrt.runtime.process.terminal import all_descriptors, open_streams
+
+    open_streams()
+    all_descriptors()
+    return exit_status(arguments)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,6 +64,9 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
+
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)  # argparse itself would pass over a failure to write
 
     def error(self, message: str) -> NoReturn:
         super().error(escaped(message))

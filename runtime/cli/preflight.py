@@ -96,7 +96,7 @@ def check(ref: str, *, json: bool, tp: int, trial: Callable[[int], ZrtError | No
     else:
         _print_lines(_described(report))
     for problem in report.problems:
-        say(f"zrt: {problem.kind}: {problem.message}")
+        say(f"zrt: {problem.kind}: {escaped(problem.message)}")
     return 0 if report.usable else 1
 
 

@@ -77,8 +77,9 @@ def read_question(arguments: argparse.Namespace) -> Question:
     chat = given_chat(arguments)
     if (arguments.raw or arguments.token_ids is not None) and chat.keys() & {"system", "template_options"}:
         raise ZrtError("bad_config", "--system and --template-option go with a chat, not with --raw or --token-ids")
-    if arguments.token_ids is not None and arguments.special_as_text:
-        raise ZrtError("bad_config", "--special-as-text goes with a prompt, not with --token-ids")
+    if arguments.token_ids is not None and (arguments.special_as_text or arguments.raw):
+        option = "--raw" if arguments.raw else "--special-as-text"
+        raise ZrtError("bad_config", f"{option} goes with a prompt, not with --token-ids")
     if prompt == "-":
         prompt = _standard_input()
     return Question(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from zrt.runtime.errors import ZrtError
-from zrt.runtime.formatting import counted
+from zrt.runtime.formatting import counted, escaped
 from zrt.runtime.paths import expanded
 
 ROOM: Final = 512
@@ -179,8 +179,13 @@ class Conversation:
                 file.write(text + "\n")
         except FileExistsError:
             return CommandDone(f"{path} is there already: give another name")
-        except OSError as error:
-            return CommandDone(f"not saved: {error}")
+        except FileNotFoundError:
+            return CommandDone(
+                f"not saved: there is no folder {escaped(str(path.parent))}: make it, or give another name"
+            )
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            return CommandDone(f"not saved as {escaped(str(path))}: {reason}; give another name")
         self._saved = path
         return CommandDone(f"saved: {path}")
 

@@ -10,6 +10,7 @@ In reading order:
 - spawn.py: one child and the descriptors that tie it to us
 - supervisor.py: children kept running, within a budget of restarts
 - terminal.py: signals, standard streams, and readers that pause
+- stdout.py: stdout whose failures are told from all others
 - stderr.py: stderr whose writes do not wait for a paused reader
 - logs.py: what processes log, and in which form
 - runfiles.py: notes by which other commands find a cluster

@@ -115,7 +115,7 @@ class Bars:
 
     def warn(self, text: str) -> None:
         """Write a line about a model that a command goes on with."""
-        self.say(f"zrt: {text}")
+        self.say(f"zrt: {escaped(text)}")
 
     def say(self, text: str) -> None:
         """Write a line above the bars."""

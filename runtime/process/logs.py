@@ -59,8 +59,8 @@ class Words(logging.Handler):
 
 class Text(logging.Formatter):
     """A formatter of lines for people: time, level, actor, message, and the fields that are there.
-    A line that is not `dated` lacks the date, and the actor, which the parent that passes the line
-    on adds."""
+    A record is one line, and a traceback the lines after it. A line that is not `dated` lacks the
+    date, and the actor, which the parent that passes the line on adds."""
 
     def __init__(self, *, dated: bool = True) -> None:
         super().__init__()
@@ -74,8 +74,10 @@ class Text(logging.Formatter):
             level = f"{level} {self.actor or record.name}"
         else:
             at = at.partition(" ")[2]
-        line = escaped(f"{at} {level}: {self._message(record)}{found}", breaks=True)
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = escaped(f"{at} {level}: {self._message(record)}{found}")
+        if not record.exc_info:
+            return line
+        return f"{line}\n{escaped(self.formatException(record.exc_info), breaks=True)}"
 
     def _message(self, record: logging.LogRecord) -> str:
         """Return the message without the actor's name, which is stated beside it."""

@@ -53,6 +53,7 @@ def conf(
         ("generate --token-ids -1", "--token-ids"),
         ("generate", "give either a prompt or --token-ids"),
         ("generate hi --token-ids 1", "give either a prompt or --token-ids"),
+        ("generate --token-ids 1 --raw", "--raw goes with a prompt, not with --token-ids"),
         ("generate hi --connect nonsense", "nonsense"),
         ("cancel xyz", "'xyz' is not a session id: `zrt status` shows them"),
         ("cancel 1234567890123456789", "is not a session id: `zrt status` shows them"),
@@ -204,7 +205,6 @@ def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         (["generate", "-", "--raw"], "bad_request", "the prompt is empty"),
         (["generate", "w9 " * 300], "context_exceeded", f"the context holds {CONTEXT}"),
         (["generate", "--token-ids", "1,160"], "bad_request", "token id 160 is outside the vocabulary of 160"),
-        (["generate", "--token-ids", "1", "--raw"], "bad_request", "raw goes with prompt alone"),
         (["cancel", "0000000000000abc"], "unknown_session", "0000000000000abc"),
     ],
 )
@@ -213,6 +213,15 @@ def test_a_request_that_cannot_be_served(words: list[str], kind: str, named: str
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"zrt: {kind}: ")
     assert named in done.stderr
+
+
+@pytest.mark.parametrize("words", ["status", "generate hi", "generate w9 --json"])
+def test_a_full_standard_output_is_named(words: str, cluster: Running) -> None:
+    full = ["sh", "-c", 'exec "$@" >/dev/full', "sh"]
+    done = run_zrt(*words.split(), home=cluster.home, on=full)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("zrt: standard output cannot be written: No space left")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_failure_is_one_json_object_too(cluster: Running) -> None:

@@ -159,8 +159,21 @@ def test_a_chat_is_saved_as_messages_and_no_other_file_is_overwritten(tmp_path: 
     other.write_text("mine")
     assert "is there already" in said(conversation, f"/save {other}")
     assert other.read_text() == "mine"
-    assert "not saved" in said(conversation, f"/save {tmp_path}{os.sep}no{os.sep}folder")
+    assert f"no folder {tmp_path}{os.sep}no: make it" in said(conversation, f"/save {tmp_path}{os.sep}no{os.sep}folder")
     assert "/save FILE" in said(conversation, "/save")
+
+
+@pytest.mark.parametrize("name", ["no/folder", "file/one", "x" * 300, "nul\0", "own\nline/x"])
+def test_where_a_chat_cannot_be_saved_is_said_in_words(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    told = said(held(1), f"/save {name}")
+    assert told.startswith("not saved")
+    assert told.endswith("give another name")
+    assert "Errno" not in told
+    assert "\n" not in told
 
 
 @pytest.mark.parametrize("line", ["/nosuch", "/", "/etc/passwd is what?", "/helpme"])

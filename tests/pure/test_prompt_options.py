@@ -60,11 +60,12 @@ def test_what_is_no_option_is_refused(word: str, capsys: pytest.CaptureFixture[s
         "--token-ids 1 --system x",
         "--token-ids 1 --template-option a=1",
         "--token-ids 1 --special-as-text",
+        "--token-ids 1 --raw",
         "hi --template-option a=1 --template-option a=2",
     ],
 )
 def test_what_goes_with_no_chat_is_refused(words: str) -> None:
-    with pytest.raises(ZrtError, match=r"--template-option|--special-as-text") as caught:
+    with pytest.raises(ZrtError, match=r"--template-option|--special-as-text|--raw goes") as caught:
         read_question(command_line().parse_args(["generate", *words.split()]))
     assert caught.value.kind == "bad_config"
 
