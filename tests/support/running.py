@@ -51,9 +51,12 @@ class Running:
         return self.process.wait(END_S)
 
 
-def run_zrt(*words: str, home: Path, timeout: float = 60.0, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. `stdin` is the text of its standard input; None: that is closed."""
-    command = [sys.executable, "-m", "zrt.runtime.cli.main", *words]
+def run_zrt(
+    *words: str, home: Path, timeout: float = 60.0, stdin: str | None = "", on: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. `stdin` is the text of its standard input; None: that is closed.
+    `on`: what goes before its words."""
+    command = [*on, sys.executable, "-m", "zrt.runtime.cli.main", *words]
     if stdin is None:
         command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     return subprocess.run(
