@@ -59,7 +59,7 @@ async def test_each_of_many_sessions_gets_what_it_gets_alone(make_model: Callabl
         await settled(cluster)
     assert together == alone
     assert len(prompts) == 16
-    assert steps > 3 * turns  # they did share turns
+    assert steps > 1.5 * turns  # they did share turns: 1 a turn alone, and prompts join a few at a time
 
 
 @pytest.mark.parametrize("length", [k * 32 + d for k in (1, 3) for d in (-1, 0, 1)])
