@@ -53,8 +53,8 @@ async def next_token(client: Client, cluster: Running, stage: int, prompt: list[
 
 
 def test_the_next_token_comes_soon_after_a_kill(demo_model: Path, tmp_path: Path) -> None:
-    """With a replica ready, at 200 tokens of history, for each of two stages. The prompts differ,
-    so no replica has seen them."""
+    """A replica is ready, the history has 200 tokens, and each of two stages is killed. The prompts
+    differ, so no replica has seen them."""
     conf = tmp_path / "cluster.toml"
     conf.write_text(cluster_file(demo_model, [None] * 2, replicas=2, threads=2, model_context=512, kv_bytes="128MiB"))
 

@@ -302,7 +302,7 @@ def changed(file: Path) -> None:
 async def test_files_that_change_after_the_start_change_no_ids(
     speaking: Callable[..., Path], capfd: pytest.CaptureFixture[str], change: Callable[[Path], None]
 ) -> None:
-    """Of all files of a tokenizer, for texts of every lane."""
+    """Every file of a tokenizer is changed, and texts of every lane are asked for."""
     folder = speaking("byte-level", max_position_embeddings=CONTEXT)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}<s>the {{ m.content }}</s>{% endfor %}")
     (folder / "special_tokens_map.json").write_text('{"mask_token": "he had"}')
